@@ -399,7 +399,7 @@ def test_a_server_that_dies_is_not_asked_about_every_sample(server):
     started = time.monotonic()
     options = {"on_failure": "neutral", "timeout": 1.0, "max_attempts": 2, "concurrency": 4}
     found = score(server.url, images, ["a"] * 40, **options)
-    assert found["failed"].sum() == 30
+    assert 30 <= found["failed"].sum() < 34  # a busy machine may answer late while it lives
     assert time.monotonic() - started < 10  # 30 / 4 * 2 * 1 s, if it were
     # Of four at once, three may have begun before the last one was scored: each lets another begin.
     assert len(server.requests) <= 10 + 2 * (4 + 3)
