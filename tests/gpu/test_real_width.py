@@ -16,7 +16,7 @@ from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS
-from support.families import FAMILIES, PUBLISHED, frames_of, sliced
+from support.families import FAMILIES, PUBLISHED, frames_of
 from support.gpu import DEVICES, peak_bytes, relative_error
 
 SAMPLES = 2
@@ -126,7 +126,10 @@ def test_compiled_blocks_compute_the_same(place):
     assert relative_error(gradients(compiled), gradients(plain)) <= 2 * BOUNDS[place.device]
 
 
-@pytest.mark.parametrize("family", sliced(FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    ["flux", *(pytest.param(n, marks=pytest.mark.families) for n in FAMILIES if n != "flux")],
+)
 @pytest.mark.parametrize(
     "checkpointing",
     [pytest.param(False, marks=pytest.mark.nightly), True],  # without: also test_memory.py

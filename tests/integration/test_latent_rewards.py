@@ -102,6 +102,7 @@ def test_a_pool_and_groups_judge_latents(tree, prefect_backend):
     assert again.rewards[name] == pytest.approx(report.after.rewards[name], rel=1e-9)
 
 
+@pytest.mark.operation
 def test_the_documented_example_decodes_what_is_shown(tmp_path, prefect_backend):
     """Beside a reward that weighs nothing and counts what a worker's VAE decodes."""
     page = read_page((ROOT / "docs/rewards.md").read_text())

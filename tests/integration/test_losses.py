@@ -427,7 +427,7 @@ LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
 @pytest.mark.parametrize(
     ("layout", "name", "algorithm"),
     [
-        ("elastic", "trainer-0", {}),
+        operation("elastic", "trainer-0", {}),
         operation("gap", "trainer-1", {}),
         operation("elastic", "rollout-0", {}),
         operation("tag", "trainer-0", LAGGING),

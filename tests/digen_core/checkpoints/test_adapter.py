@@ -244,6 +244,7 @@ def test_single_blocks_of_flux_at_their_published_width(left_out, tmp_path):
         assert key.endswith("lora_A.weight") or not converted[key].any()
 
 
+@pytest.mark.nightly
 def test_single_blocks_of_hunyuan_video_at_their_published_width(tmp_path):
     adapter = adapter_of("hunyuan_video", WIDE)
     own = exported("comfyui", adapter, tmp_path)
