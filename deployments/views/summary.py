@@ -94,8 +94,9 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
     }
     for name, title in {**suite.shown, **others}.items():
         value = report.rewards.get(name)
+        factor = 100 if suite.in_percent and name in suite.shown else 1
         table.add_column(title, justify="right")
-        cells.append("" if value is None else f"{value:.2f}")
+        cells.append("" if value is None else f"{factor * value:.2f}")
     table.add_row(*cells)
     console.print(
         f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "

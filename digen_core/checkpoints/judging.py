@@ -15,10 +15,15 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
 from digen_core.config.load import config_of_run, describe
 from digen_core.config.rewards.keys import split_key
 from digen_core.config.run import RunConfig
-from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
+from digen_core.data.published import (
+    DPG_CATEGORIES,
+    DPG_COLUMNS,
+    GENEVAL_COLUMNS,
+    GENEVAL_TASKS,
+)
 from digen_core.errors import UserError
 
-SuiteName = Literal["geneval", "ocr", "drawbench"]
+SuiteName = Literal["geneval", "ocr", "drawbench", "dpg"]
 
 Table = Mapping[str, Any]
 """What a config says of a reward."""
@@ -33,6 +38,7 @@ class Suite:
     samples_per_prompt: int
     num_prompts: int | None = None  # None: not known
     columns: tuple[str, ...] = ()  # of metadata, that the rewards get
+    in_percent: bool = False  # its table shows shares times 100
 
 
 SUITES: Final[Mapping[SuiteName, Suite]] = {
@@ -52,6 +58,17 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
         shown={"pickscore/score": "PickScore", "image_reward/score": "ImageReward"},
         samples_per_prompt=1,
         num_prompts=200,
+    ),
+    "dpg": Suite(
+        rewards={"dpg": {}},
+        shown={
+            **{f"dpg/{category}": title for category, title in DPG_CATEGORIES.items()},
+            "dpg/score": "Overall",
+        },
+        samples_per_prompt=4,
+        num_prompts=1065,
+        columns=DPG_COLUMNS,
+        in_percent=True,
     ),
 }
 

@@ -30,6 +30,18 @@ GENEVAL_TASKS: Final[Mapping[str, str]] = {
 GENEVAL_COLUMNS: Final = ("tag", "include", "exclude")
 """Metadata columns that say what is asked for."""
 
+DPG_CATEGORIES: Final[Mapping[str, str]] = {
+    "global": "Global",
+    "entity": "Entity",
+    "attribute": "Attribute",
+    "relation": "Relation",
+    "other": "Other",
+}
+"""DPG-Bench's broad categories of questions in the order of its tables, and their titles there."""
+
+DPG_COLUMNS: Final = ("proposition_id", "dependency", "tuple", "question_natural_language")
+"""Metadata columns of its questions: a list of one value for each question of a prompt."""
+
 Part = Literal["train", "evaluation"]
 """What prompts of a folder are for."""
 
@@ -43,6 +55,7 @@ class Table:
     prompt: str  # column of the prompts
     maybe: frozenset[str] = frozenset()  # columns that few rows have, or none
     key: str | None = None  # column whose equal values are rows of one prompt
+    listed: frozenset[str] = frozenset()  # columns that are lists then, of all rows of the prompt
 
 
 TABLES: Final = (
@@ -53,9 +66,13 @@ TABLES: Final = (
         "VBench", frozenset({"prompt_en", "dimension"}), "prompt_en", frozenset({"auxiliary_info"})
     ),
     Table(
-        "DPG-Bench", frozenset({"item_id", "text", "proposition_id"}), "text", key="item_id"
+        "DPG-Bench",
+        frozenset({"item_id", "text", "proposition_id"}),
+        "text",
+        key="item_id",
+        listed=frozenset({*DPG_COLUMNS, "category_broad", "category_detailed"}),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +97,7 @@ class Columns:
         moved = {wanted: own for wanted, own in self.own.items() if wanted != own}
         if not moved:
             return iter(rows)
-        return self._renamed(rows if not self._keys else self._first_of_each(rows), moved)
+        return self._renamed(rows if not self._keys else self._put_together(rows), moved)
 
     def _renamed(self, rows: Iterable[Row], moved: Mapping[str, str | None]) -> Iterator[Row]:
         for row in rows:
@@ -90,19 +107,24 @@ class Columns:
             }
             yield Row(row.origin, {**row.values, **new})
 
-    def _first_of_each(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def _put_together(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield a row for each prompt: its first one, with lists of what all of them have."""
         assert self.table is not None
         assert self.table.key is not None
-        key, prompt, seen = self.table.key, self.table.prompt, dict[str, Row]()
+        key, prompt, seen = self.table.key, self.table.prompt, dict[str, list[Row]]()
         for row in rows:
-            text, value = row.values.get(prompt), str(row.values.get(key))
-            known = seen.setdefault(value, row)
-            if known is row:
-                yield row
-            elif text and text != known.values.get(prompt):
+            known = seen.setdefault(str(row.values.get(key)), [])
+            text = row.values.get(prompt)
+            if known and text and text != known[0].values.get(prompt):
                 raise ConfigError(
-                    f"{row.origin} has another {prompt!r} than {known.origin}, but the same {key!r}"
+                    f"{row.origin} has another {prompt!r} than {known[0].origin}, but the same "
+                    f"{key!r}"
                 )
+            known.append(row)
+        for own in seen.values():
+            names = self.table.listed.intersection(own[0].values)
+            lists = {name: [row.values.get(name) for row in own] for name in names}
+            yield Row(own[0].origin, {**own[0].values, **lists})
 
 
 def columns_of(wanted: Sequence[str], found: Sequence[str], path: Path | str) -> Columns:

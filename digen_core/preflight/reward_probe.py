@@ -36,6 +36,7 @@ _QUICK: Final = frozenset(
         "ocr",
         "remote",
         "judge",
+        "dpg",
         "pairwise",
     )
 )

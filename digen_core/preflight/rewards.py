@@ -13,13 +13,14 @@ from pathlib import Path
 from digen_core.config.rewards import RewardConfig, that_see
 from digen_core.config.rewards.head_template import check_prompt, load_head_template
 from digen_core.config.rewards.judge_template import (
+    QUESTION,
     PairTemplate,
     Template,
     check_columns,
     load_pair_template,
     load_template,
 )
-from digen_core.config.rewards.judges import JudgeConfig, PairwiseConfig, VlmReward
+from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig, VlmReward
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.reward_models import HeadConfig
 from digen_core.config.rewards.verifiers import GenevalConfig, OcrConfig, ShapesEditConfig
@@ -27,6 +28,12 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
+from digen_core.preflight.asked import (
+    check_prompts,
+    check_questions,
+    check_wanted_objects,
+    check_wanted_texts,
+)
 from digen_core.preflight.reward_files import check_files
 
 
@@ -70,14 +77,16 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
     """Check that prompts, and what comes with them, tell a reward all that it has to know."""
     columns = config.prompts.metadata_columns
     if isinstance(reward, OcrConfig):
-        _check_wanted_texts(reward, columns, prompts)
+        check_wanted_texts(reward, columns, prompts)
     if isinstance(reward, GenevalConfig):
-        _check_wanted_objects(name, columns, prompts)
+        check_wanted_objects(name, columns, prompts)
     if isinstance(reward, VlmReward):
         _check_template(name, reward, columns)
+    if isinstance(reward, DpgConfig):
+        check_questions(name, columns, prompts)
     if isinstance(reward, HeadConfig):
         _check_head_template(name, reward)
-        _check_prompts(name, prompts, lambda prompt: check_prompt(prompt.text))
+        check_prompts(name, prompts, lambda prompt: check_prompt(prompt.text))
 
 
 def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
@@ -134,7 +143,7 @@ def _check_edits(config: RunConfig, prompts: list[Prompt]) -> None:
             pixels = prompt.images[0].pixels(*size)
             verify_edit(pixels, pixels, prompt.text)
 
-    _check_prompts("shapes_edit", prompts, judge)
+    check_prompts("shapes_edit", prompts, judge)
 
 
 def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None:
@@ -146,7 +155,7 @@ def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None
 
     found: dict[Scene, tuple[list[Prompt], Prompt]] = {}
     for prompts in (train, evaluation):
-        _check_prompts("shapes", prompts, lambda prompt: parse_prompt(prompt.text))
+        check_prompts("shapes", prompts, lambda prompt: parse_prompt(prompt.text))
         for prompt in prompts:
             known, other = found.setdefault(parse_prompt(prompt.text), (prompts, prompt))
             if known is not prompts:
@@ -156,41 +165,22 @@ def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None
                 )
 
 
-def _check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Prompt]) -> None:
-    from digen_core.rewards.ocr import wanted_text
-
-    if ocr.text_column is not None and ocr.text_column not in columns:
-        raise ConfigError(
-            f"the reward 'ocr' has the text_column {ocr.text_column!r}, which is not one of "
-            f"prompts.metadata_columns {list(columns)}; add it there"
-        )
-    _check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
-
-
-def _check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
-    from digen_core.data.published import GENEVAL_COLUMNS
-    from digen_core.rewards.geneval.wanted import wanted_of
-
-    if missing := [column for column in GENEVAL_COLUMNS if column not in columns]:
-        needed = ", ".join(GENEVAL_COLUMNS)
-        raise ConfigError(
-            f"the reward {name!r} is told by the columns {needed} what a prompt asks "
-            f"for, but prompts.metadata_columns is {list(columns)}; add {', '.join(missing)}"
-        )
-    _check_prompts(name, prompts, lambda prompt: wanted_of(prompt.metadata))
-
-
 def _template_of(reward: VlmReward) -> Template | PairTemplate:
     if isinstance(reward, PairwiseConfig):
         return load_pair_template(reward.template)
-    assert isinstance(reward, JudgeConfig)
+    assert isinstance(reward, JudgeConfig | DpgConfig)
     return load_template(reward.template)
 
 
 def _check_template(name: str, reward: VlmReward, columns: Sequence[str]) -> None:
     """Check that a template can be read and filled in."""
     try:
-        check_columns(_template_of(reward), columns)
+        template, own = _template_of(reward), list[str]()
+        if isinstance(reward, DpgConfig):
+            own = [QUESTION]
+            if QUESTION not in template.columns():
+                raise ConfigError(f"{reward.template} asks nothing; put {{{QUESTION}}} into it")
+        check_columns(template, [*columns, *own])
     except UserError as error:
         raise ConfigError(f"rewards.{name}.template: {error}") from error
 
@@ -201,14 +191,6 @@ def _check_head_template(name: str, reward: HeadConfig) -> None:
         load_head_template(reward.template, reward.marks)
     except ConfigError as error:
         raise ConfigError(f"rewards.{name}.template: {error}") from error
-
-
-def _check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], object]) -> None:
-    for prompt in prompts:
-        try:
-            judge(prompt)
-        except ValueError as error:
-            raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
 
 
 def _wants_sources(reward: FunctionConfig) -> bool:

@@ -13,6 +13,7 @@ from digen_core.rewards.clip.hps import Hps
 from digen_core.rewards.clip.pickscore import PickScore
 from digen_core.rewards.clip.source_similarity import SourceSimilarity
 from digen_core.rewards.consistency import Consistency
+from digen_core.rewards.dpg.dpg import Dpg
 from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
@@ -46,6 +47,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "video_reward": VideoReward,
     "remote": Remote,
     "judge": Judge,
+    "dpg": Dpg,
     "pairwise": Pairwise,
     "function": own_reward,
 }

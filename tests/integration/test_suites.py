@@ -1,7 +1,9 @@
 """A run is judged by a published suite: its prompts, samples and reward, and the table of them."""
 
 import json
+from zlib import crc32
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -9,10 +11,11 @@ from deployments.views.summary import print_suite
 from digen_core.checkpoints.judging import SUITES, Judging, judged_config
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.run import RunConfig
-from digen_core.data.published import GENEVAL_COLUMNS, GENEVAL_TASKS
+from digen_core.data.published import DPG_CATEGORIES, GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_suite
 from digen_core.records import EvaluationReport
+from support.judge_servers import MODEL, images_of, judging, says, texts_of
 from support.runs import merged, only_run
 from support.tiny_models import write_clip, write_mask2former
 
@@ -91,6 +94,78 @@ def test_the_tasks_of_the_suite_are_those_of_its_reward():
     tasks = {"overall": "Overall", **GENEVAL_TASKS}
     assert suite.shown == {f"geneval/{task}": title for task, title in tasks.items()}
     assert suite.columns == GENEVAL_COLUMNS
+
+
+QUESTIONS = """\
+item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,\
+question_natural_language
+7,A cat on a mat.,,1,0,entity,whole,entity - whole (cat),A cat?
+7,A cat on a mat.,,2,0,entity,whole,entity - whole (mat),A mat?
+7,A cat on a mat.,,3,"1,2",relation,spatial,"relation - spatial (cat, mat, on)",On it?
+vrd1,"A sign, lit.",,1,0,entity,whole,entity - whole (sign),A sign?
+vrd1,"A sign, lit.",,2,1,attribute,state,"attribute - other (sign, lit)",Is it lit?
+"""
+
+
+def test_a_run_is_judged_by_dpg_bench(tree, tmp_path, prefect_backend):
+    """Held against the questions that a server was asked, and its answers to them."""
+    from flows.evaluate_run import evaluate_run
+    from flows.post_train import post_train
+
+    (tmp_path / "dpg_bench.csv").write_text(QUESTIONS)
+    post_train(RunConfig.model_validate(merged(tree, {"num_iterations": 1})))
+    run_dir, answers = only_run(tree), {}
+
+    def answer(request):
+        question, ((image,), _) = texts_of(request)[1], images_of(request)
+        named = question.split("---\n")[1].strip()
+        is_yes = bool(crc32(image.tobytes() + named.encode()) % 3)
+        answers.setdefault(image.tobytes(), {})[named] = is_yes
+        return says(yes=0.9, no=0.1) if is_yes else says(yes=0.2, no=0.8)
+
+    with judging(answer) as server:
+        settings = {"rewards.dpg.url": server.url, "rewards.dpg.model": MODEL}
+        prompts = str(tmp_path / "dpg_bench.csv")
+        report = evaluate_run(str(run_dir), prompts, suite="dpg", settings=settings)
+        assert len(server.requests) == 4 * (3 + 2)
+    assert (report.num_prompts, report.num_samples) == (2, 8)
+    cats = [own for own in answers.values() if own.keys() == {"A cat?", "A mat?", "On it?"}]
+    signs = [own for own in answers.values() if own.keys() == {"A sign?", "Is it lit?"}]
+    assert (len(cats), len(signs)) == (4, 4)
+    both = [own["A cat?"] and own["A mat?"] and own["On it?"] for own in cats]
+    first = np.mean(
+        [(own["A cat?"] + own["A mat?"] + on) / 3 for own, on in zip(cats, both, strict=True)]
+    )
+    lit = [own["A sign?"] and own["Is it lit?"] for own in signs]
+    second = np.mean([(own["A sign?"] + on) / 2 for own, on in zip(signs, lit, strict=True)])
+    entities = [own[name] for own in cats for name in ("A cat?", "A mat?")]
+    entities += [own["A sign?"] for own in signs]
+    expected = {
+        "dpg/score": (first + second) / 2,
+        "dpg/entity": np.mean(entities),
+        "dpg/relation": np.mean([own["On it?"] for own in cats]),
+        "dpg/attribute": np.mean([own["Is it lit?"] for own in signs]),
+    }
+    assert {name: report.rewards[name] for name in expected} == pytest.approx(expected)
+    assert not {"dpg/global", "dpg/other"} & report.rewards.keys()
+    assert 0 < expected["dpg/score"] < expected["dpg/entity"]
+    judged = judged_config(run_dir, Judging(prompts, suite="dpg", settings=settings))
+    assert judged.evaluation.samples_per_prompt == 4
+    with pytest.raises(UserError, match=r"the suite dpg: rewards\.dpg\.url: a value is missing"):
+        judged_config(run_dir, Judging(prompts, suite="dpg"))
+
+
+def test_the_table_of_dpg_bench_is_in_percent():
+    rewards = {f"dpg/{name}": place / 8 for place, name in enumerate(DPG_CATEGORIES)}
+    rewards |= {"dpg/score": 0.8383, "dpg/entity_yes": 3.5, "hps/score": 0.25}
+    report = EvaluationReport(version=3, num_prompts=1065, num_samples=4260, rewards=rewards)
+    console = Console(width=100, record=True)
+    print_suite(report, SUITES["dpg"], console)
+    title, heads, row = console.export_text().splitlines()
+    assert title.strip() == "version 3: 4260 samples of 1065 prompts"
+    columns = ["Global", "Entity", "Attribute", "Relation", "Other", "Overall", "hps/score"]
+    assert heads.split() == columns
+    assert row.split() == ["0.00", "12.50", "25.00", "37.50", "50.00", "83.83", "0.25"]
 
 
 def test_the_table_is_that_of_the_paper():

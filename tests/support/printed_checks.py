@@ -45,6 +45,10 @@ SAMPLES = {
 DOWNLOADED = {
     "HPS_v2.1_compressed.pt": "",
     "DrawBench.csv": "Prompts,Category\nA red car,Colors\n",
+    "ELLA/dpg_bench/dpg_bench.csv": (
+        "item_id,text,proposition_id,dependency,tuple,question_natural_language\n"
+        "1,a cow,1,0,entity - whole (cow),Is there a cow?\n"
+    ),
     "geneval/prompts/evaluation_metadata.jsonl": (
         '{"tag": "single_object", "include": [{"class": "cow", "count": 1}], "prompt": "a cow"}\n'
     ),

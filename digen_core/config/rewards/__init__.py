@@ -26,7 +26,7 @@ from digen_core.config.rewards.clip import (
     ConsistencyConfig,
     SourceSimilarityConfig,
 )
-from digen_core.config.rewards.judges import JudgeConfig, PairwiseConfig
+from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.pixels import (
     JpegCompressibilityConfig,
@@ -68,6 +68,7 @@ CalledConfig = (
     | VideoRewardConfig
     | RemoteConfig
     | JudgeConfig
+    | DpgConfig
     | PairwiseConfig
     | FunctionConfig
 )

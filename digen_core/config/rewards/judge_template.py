@@ -30,6 +30,8 @@ from digen_core.inputs.shipped import SCHEME, data_folder, located
 from digen_core.strict import Strict
 
 PROMPT: Final = "prompt"
+QUESTION: Final = "question"
+"""What the reward ``dpg`` puts in, beside the prompt and its columns."""
 
 _WHAT: Final = "the judge's template"
 _COLUMN: Final = re.compile(r"\{([A-Za-z_][\w.-]*)\}")

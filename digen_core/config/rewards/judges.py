@@ -57,6 +57,21 @@ class JudgeConfig(VlmReward):
     """Requests about a sample before it has no score."""
 
 
+class DpgConfig(VlmReward):
+    """The questions that come with a prompt, as DPG-Bench has them, answered by such a model."""
+
+    type: Literal["dpg"] = "dpg"
+
+    sees: ClassVar[Sees] = "samples"
+
+    template: MaybeShipped = Field("digen:judges/question.toml", min_length=1)
+    """What is asked, with {question} in it: a file, see docs/rewards.md; a score above 1/2 is the
+    answer yes."""
+
+    max_attempts: int = Field(4, ge=1, le=100)
+    """Requests about a question before its sample has no score."""
+
+
 class PairwiseConfig(VlmReward):
     """Which of two samples of a group is better, as a vision-language model behind a server says.
 

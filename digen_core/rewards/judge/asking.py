@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tenacity import AsyncRetrying, RetryCallState
 from torch import Tensor
@@ -84,6 +85,12 @@ class Asker:
             {"type": "image_url", "image_url": {"url": self._address(frame)}}
             for frame in as_pixels(frames)
         ]
+
+    def about(self, frames: Tensor, sources: Tensor | None, system: str, user: str) -> bytes:
+        """Return a request about a sample [F, 3, H, W], its sources [n, 3, H, W] before it."""
+        chosen = self.frames_of(frames)
+        images = chosen if sources is None else torch.cat([sources, chosen])
+        return self.body([*self.images(images), {"type": "text", "text": user}], system)
 
     def body(self, content: Sequence[Part], system: str) -> bytes:
         """Return a request: what the user shows and says, and what the system says before."""

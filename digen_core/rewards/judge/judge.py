@@ -61,7 +61,9 @@ class Judge:
         metadata = metadata or [{}] * len(prompts)
         texts = [self._template.texts(*each) for each in zip(prompts, metadata, strict=True)]
         bodies = [
-            partial(self._body, video, None if before is None else before[index], *texts[index])
+            partial(
+                self._asker.about, video, None if before is None else before[index], *texts[index]
+            )
             for index, video in enumerate(videos)
         ]
         outcomes = self._asker.outcomes(bodies)
@@ -76,13 +78,6 @@ class Judge:
             name: torch.tensor([own[name] for own in scored], dtype=torch.float64)
             for name in scored[0]
         }
-
-    def _body(self, frames: Tensor, sources: Tensor | None, system: str, user: str) -> bytes:
-        """Return a request about a sample [F, 3, H, W], its sources [n, 3, H, W] before it."""
-        chosen = self._asker.frames_of(frames)
-        images = chosen if sources is None else torch.cat([sources, chosen])
-        content = [*self._asker.images(images), {"type": "text", "text": user}]
-        return self._asker.body(content, system)
 
 
 def shown_sources(

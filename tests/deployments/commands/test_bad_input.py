@@ -550,6 +550,29 @@ def test_a_judges_template_with_a_column_that_is_not_read_is_refused(job, refuse
     )
 
 
+def test_a_prompt_without_questions_and_a_template_that_asks_none_are_refused(job, refused):
+    reward = "{url='http://127.0.0.1:1/v1',model='m'%s}"
+    asked = ["train", "job.toml", "--rewards.dpg"]
+    own = reward % ",template='digen:judges/alignment.toml'"
+    assert refused([*asked, own]) == (
+        "rewards.dpg.template: digen:judges/alignment.toml asks nothing; put {question} into it"
+    )
+    columns = ["proposition_id", "dependency", "tuple", "question_natural_language"]
+    assert refused([*asked, reward % ""]) == (
+        f"the reward 'dpg' is told by the columns {', '.join(columns)} what a prompt asks for, but "
+        f"prompts.metadata_columns is []; add {', '.join(columns)}"
+    )
+    named = ["--rollout.prompts_per_iteration=1"]
+    for part, prompt in {"train": "a red circle", "evaluation": "a blue square"}.items():
+        row = {"prompt": prompt, **{key: [1] for key in columns}}
+        (job / f"{part}.jsonl").write_text(json.dumps(row))
+        named.append(f"--prompts.{part}={part}.jsonl")
+    named.append(f"--prompts.metadata_columns={json.dumps(columns)}")
+    assert refused([*asked, reward % "", *named]).startswith(
+        "train.jsonl line 1 is not for the reward 'dpg': the tuple of its question 1 is 1, which "
+    )
+
+
 def test_a_judges_model_that_is_not_served_is_refused_with_those_that_are(job, refused, local):
     with judging() as server:
         reward = f"{{url='{server.url}',model='tiny/juge'}}"

@@ -77,9 +77,16 @@ FILES = {
     ),
     "dpg_bench.csv": (
         DPG,
-        ["item_id"],
+        ["item_id", "dependency", "tuple"],
         ["A cat on a mat.", "A sign, lit."],
-        [{"item_id": "7"}, {"item_id": "vrd1"}],
+        [
+            {
+                "item_id": "7",
+                "dependency": ["0", "0"],
+                "tuple": ["entity - whole (cat)", "entity - whole (mat)"],
+            },
+            {"item_id": "vrd1", "dependency": ["0"], "tuple": ["entity - whole (sign)"]},
+        ],
     ),
     "VidProM_unique.csv": (
         VIDPROM,

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from digen_core.config.rewards.judge_template import (
+    QUESTION,
     Choice,
     Pattern,
     Rubric,
@@ -28,10 +29,12 @@ def load_shipped(name):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_ones_ask_about_the_prompt_and_no_column(name):
-    template = load_shipped(name)
-    check_columns(template, [])
-    assert "a {b} c" in template.texts("a {b} c", {})[1]
-    assert "a {b} c" not in template.texts("a {b} c", {})[0]
+    """But for that of questions, which asks what it is given and shows no prompt."""
+    template, text = load_shipped(name), "a {b} c"
+    asked = ("", {QUESTION: text}) if name == "question.toml" else (text, {})
+    check_columns(template, list(asked[1]))
+    assert text in template.texts(*asked)[1]
+    assert text not in template.texts(*asked)[0]
 
 
 def test_there_is_one_of_each_kind():

@@ -1,0 +1,57 @@
+"""Checks that prompts, and what comes with them, tell rewards all that they have to know.
+
+Each raises ConfigError with one line: what is wrong, its value, and what to do.
+"""
+
+from collections.abc import Callable, Sequence
+
+from digen_core.config.rewards.verifiers import OcrConfig
+from digen_core.data.prompts import Prompt
+from digen_core.errors import ConfigError
+
+
+def check_prompts(kind: str, prompts: list[Prompt], judge: Callable[[Prompt], object]) -> None:
+    """Check each prompt of a reward with a function that raises ValueError."""
+    for prompt in prompts:
+        try:
+            judge(prompt)
+        except ValueError as error:
+            raise ConfigError(f"{prompt.origin} is not for the reward {kind!r}: {error}") from error
+
+
+def check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    """Check that each prompt has a text that can be looked for."""
+    from digen_core.rewards.ocr import wanted_text
+
+    if ocr.text_column is not None and ocr.text_column not in columns:
+        raise ConfigError(
+            f"the reward 'ocr' has the text_column {ocr.text_column!r}, which is not one of "
+            f"prompts.metadata_columns {list(columns)}; add it there"
+        )
+    check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
+
+
+def check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    """Check that each prompt says what objects it asks for, as GenEval's do."""
+    from digen_core.data.published import GENEVAL_COLUMNS
+    from digen_core.rewards.geneval.wanted import wanted_of
+
+    _check_columns(name, GENEVAL_COLUMNS, columns)
+    check_prompts(name, prompts, lambda prompt: wanted_of(prompt.metadata))
+
+
+def check_questions(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    """Check that each prompt comes with questions, as DPG-Bench's do."""
+    from digen_core.data.published import DPG_COLUMNS
+    from digen_core.rewards.dpg.questions import questions_of
+
+    _check_columns(name, DPG_COLUMNS, columns)
+    check_prompts(name, prompts, lambda prompt: questions_of(prompt.metadata))
+
+
+def _check_columns(name: str, needed: Sequence[str], columns: Sequence[str]) -> None:
+    if missing := [column for column in needed if column not in columns]:
+        raise ConfigError(
+            f"the reward {name!r} is told by the columns {', '.join(needed)} what a prompt asks "
+            f"for, but prompts.metadata_columns is {list(columns)}; add {', '.join(missing)}"
+        )
