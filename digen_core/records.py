@@ -139,7 +139,7 @@ class EvaluationReport(Strict):
     rewards: dict[str, float]
     """Mean of each reward component over all samples, and `reward`, their weighted sum; of a reward
     with tasks also that of each task, and `NAME/overall`; of one with questions the share of those
-    of each category that are answered yes."""
+    of each category that are answered yes, of one of attributes the mean of each."""
 
     by_prompt: dict[str, list[float | None]] = Field(default_factory=dict)
     """The same of each prompt, in order; null where none of its samples has a score, or the prompt

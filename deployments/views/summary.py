@@ -96,7 +96,7 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
         value = report.rewards.get(name)
         factor = 100 if suite.in_percent and name in suite.shown else 1
         table.add_column(title, justify="right")
-        cells.append("" if value is None else f"{factor * value:.2f}")
+        cells.append("" if value is None else f"{factor * value:.{suite.num_decimals}f}")
     table.add_row(*cells)
     console.print(
         f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "

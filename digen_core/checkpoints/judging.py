@@ -16,6 +16,8 @@ from digen_core.config.load import config_of_run, describe
 from digen_core.config.rewards.keys import split_key
 from digen_core.config.run import RunConfig
 from digen_core.data.published import (
+    COMPBENCH_ATTRIBUTES,
+    COMPBENCH_COLUMNS,
     DPG_CATEGORIES,
     DPG_COLUMNS,
     GENEVAL_COLUMNS,
@@ -23,7 +25,7 @@ from digen_core.data.published import (
 )
 from digen_core.errors import UserError
 
-SuiteName = Literal["geneval", "ocr", "drawbench", "dpg"]
+SuiteName = Literal["geneval", "ocr", "drawbench", "dpg", "t2i-compbench"]
 
 Table = Mapping[str, Any]
 """What a config says of a reward."""
@@ -39,6 +41,8 @@ class Suite:
     num_prompts: int | None = None  # None: not known
     columns: tuple[str, ...] = ()  # of metadata, that the rewards get
     in_percent: bool = False  # its table shows shares times 100
+    num_decimals: int = 2  # that it shows
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of prompts, by the column
 
 
 SUITES: Final[Mapping[SuiteName, Suite]] = {
@@ -69,6 +73,14 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
         num_prompts=1065,
         columns=DPG_COLUMNS,
         in_percent=True,
+    ),
+    "t2i-compbench": Suite(
+        rewards={"blip_vqa": {}},
+        shown={f"blip_vqa/{kind}": title for kind, title in COMPBENCH_ATTRIBUTES.items()},
+        samples_per_prompt=10,
+        columns=COMPBENCH_COLUMNS,
+        num_decimals=4,
+        kinds={"category": tuple(COMPBENCH_ATTRIBUTES)},
     ),
 }
 

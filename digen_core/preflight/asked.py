@@ -49,9 +49,18 @@ def check_questions(name: str, columns: Sequence[str], prompts: list[Prompt]) ->
     check_prompts(name, prompts, lambda prompt: questions_of(prompt.metadata))
 
 
+def check_phrases(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    """Check that each prompt comes with its noun phrases."""
+    from digen_core.rewards.blip.phrases import COLUMN, questions_of
+
+    _check_columns(name, [COLUMN], columns)
+    check_prompts(name, prompts, lambda prompt: questions_of(prompt.metadata))
+
+
 def _check_columns(name: str, needed: Sequence[str], columns: Sequence[str]) -> None:
     if missing := [column for column in needed if column not in columns]:
         raise ConfigError(
-            f"the reward {name!r} is told by the columns {', '.join(needed)} what a prompt asks "
-            f"for, but prompts.metadata_columns is {list(columns)}; add {', '.join(missing)}"
+            f"the reward {name!r} is told by the column{'s' * (len(needed) > 1)} "
+            f"{', '.join(needed)} what a prompt asks for, but prompts.metadata_columns is "
+            f"{list(columns)}; add {', '.join(missing)}"
         )

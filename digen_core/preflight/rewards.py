@@ -23,12 +23,18 @@ from digen_core.config.rewards.judge_template import (
 from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig, VlmReward
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.reward_models import HeadConfig
-from digen_core.config.rewards.verifiers import GenevalConfig, OcrConfig, ShapesEditConfig
+from digen_core.config.rewards.verifiers import (
+    BlipVqaConfig,
+    GenevalConfig,
+    OcrConfig,
+    ShapesEditConfig,
+)
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
 from digen_core.preflight.asked import (
+    check_phrases,
     check_prompts,
     check_questions,
     check_wanted_objects,
@@ -84,6 +90,8 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         _check_template(name, reward, columns)
     if isinstance(reward, DpgConfig):
         check_questions(name, columns, prompts)
+    if isinstance(reward, BlipVqaConfig):
+        check_phrases(name, columns, prompts)
     if isinstance(reward, HeadConfig):
         _check_head_template(name, reward)
         check_prompts(name, prompts, lambda prompt: check_prompt(prompt.text))

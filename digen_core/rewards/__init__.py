@@ -7,6 +7,7 @@ import torch
 
 from digen_core.config.rewards import RewardConfig, called
 from digen_core.rewards.blip.image_reward import ImageReward
+from digen_core.rewards.blip.vqa import BlipVqa
 from digen_core.rewards.clip.aesthetic import Aesthetic
 from digen_core.rewards.clip.clipscore import ClipScore
 from digen_core.rewards.clip.hps import Hps
@@ -42,6 +43,7 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "image_reward": ImageReward,
     "aesthetic": Aesthetic,
     "geneval": Geneval,
+    "blip_vqa": BlipVqa,
     "consistency": Consistency,
     "motion": Motion,
     "video_reward": VideoReward,

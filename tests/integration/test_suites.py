@@ -17,7 +17,7 @@ from digen_core.preflight.run import check_suite
 from digen_core.records import EvaluationReport
 from support.judge_servers import MODEL, images_of, judging, says, texts_of
 from support.runs import merged, only_run
-from support.tiny_models import write_clip, write_mask2former
+from support.tiny_models import write_blip_vqa, write_clip, write_mask2former
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +153,46 @@ def test_a_run_is_judged_by_dpg_bench(tree, tmp_path, prefect_backend):
     assert judged.evaluation.samples_per_prompt == 4
     with pytest.raises(UserError, match=r"the suite dpg: rewards\.dpg\.url: a value is missing"):
         judged_config(run_dir, Judging(prompts, suite="dpg"))
+
+
+def phrased(category, prompt, *phrases):
+    return {"category": category, "prompt": prompt, "phrases": list(phrases)}
+
+
+PHRASED = [
+    phrased("color", "a red cat and a green dog", "a red cat", "a green dog"),
+    phrased("color", "a green bench", "a green bench"),
+    phrased("texture", "a big dog", "a big dog"),
+]
+
+
+def test_a_run_is_judged_by_t2i_compbench(tree, tmp_path, prefect_backend):
+    from flows.evaluate_run import evaluate_run
+    from flows.post_train import post_train
+
+    prompts, blip = tmp_path / "compbench.jsonl", write_blip_vqa(tmp_path / "blip")
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in PHRASED))
+    post_train(RunConfig.model_validate(merged(tree, {"num_iterations": 1})))
+    run_dir, settings = str(only_run(tree)), {"rewards.blip_vqa.path": blip}
+    report = evaluate_run(run_dir, str(prompts), suite="t2i-compbench", settings=settings)
+    assert (report.num_prompts, report.num_samples) == (3, 30)
+    scores = report.by_prompt["blip_vqa/score"]
+    assert len(set(scores)) == 3
+    expected = {"blip_vqa/color": (scores[0] + scores[1]) / 2, "blip_vqa/texture": scores[2]}
+    assert {name: report.rewards[name] for name in expected} == pytest.approx(expected)
+    assert "blip_vqa/shape" not in report.rewards
+    assert report.standard_error("blip_vqa/color") > 0
+    console = Console(width=100, record=True)
+    print_suite(report, SUITES["t2i-compbench"], console)
+    _, heads, row = console.export_text().splitlines()
+    assert heads.split() == ["Color", "Shape", "Texture"]
+    assert row.split() == [f"{value:.4f}" for value in expected.values()]
+
+    prompts.write_text(json.dumps(phrased("spatial", "a cat on a bench", "a cat", "a bench")))
+    with pytest.raises(
+        UserError, match=r"1 of 1 prompts .* t2i-compbench does not judge.* category 'spatial'; kee"
+    ):
+        evaluate_run(run_dir, str(prompts), suite="t2i-compbench", settings=settings)
 
 
 def test_the_table_of_dpg_bench_is_in_percent():

@@ -45,6 +45,7 @@ SAMPLES = {
 DOWNLOADED = {
     "HPS_v2.1_compressed.pt": "",
     "DrawBench.csv": "Prompts,Category\nA red car,Colors\n",
+    "compbench.jsonl": '{"category": "color", "prompt": "a red cow", "phrases": ["a red cow"]}\n',
     "ELLA/dpg_bench/dpg_bench.csv": (
         "item_id,text,proposition_id,dependency,tuple,question_natural_language\n"
         "1,a cow,1,0,entity - whole (cow),Is there a cow?\n"

@@ -79,3 +79,42 @@ def write_yolos(folder: Path) -> str:
     size = {"shortest_edge": 32, "longest_edge": 48}
     YolosImageProcessor(size=size).save_pretrained(folder)
     return str(folder)
+
+
+BLIP_WORDS = (
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "a", "red", "green", "cat", "dog",
+    "bench", "big", "?", "-", ",", "##s",
+)  # fmt: skip
+
+
+def write_blip_vqa(folder: Path, bos_token_id: int = len(BLIP_WORDS)) -> str:
+    """Write a BLIP that answers questions, in the files of the published one; return its folder.
+
+    As there the model has two tokens more than its tokenizer, which answers and questions begin
+    with.
+    """
+    from transformers import (
+        BertTokenizer,
+        BlipConfig,
+        BlipForQuestionAnswering,
+        BlipImageProcessor,
+        BlipProcessor,
+    )
+
+    sides = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text = {
+        **sides, "vocab_size": len(BLIP_WORDS) + 2, "num_attention_heads": 4,
+        "encoder_hidden_size": 32, "max_position_embeddings": 48, "pad_token_id": 0,
+        "bos_token_id": bos_token_id, "sep_token_id": 3, "projection_dim": 16,
+    }  # fmt: skip
+    vision = {**sides, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    model = BlipForQuestionAnswering(BlipConfig(text_config=text, vision_config=vision))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # so that images make a difference
+    model.save_pretrained(folder)
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(BLIP_WORDS)})
+    images = BlipImageProcessor(size={"height": 32, "width": 32})
+    BlipProcessor(images, tokenizer).save_pretrained(folder)
+    return str(folder)

@@ -43,6 +43,7 @@ from digen_core.config.rewards.ranks import RankedConfig
 from digen_core.config.rewards.reward_models import Hps3Config, VideoRewardConfig
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.rewards.verifiers import (
+    BlipVqaConfig,
     GenevalConfig,
     OcrConfig,
     ShapesConfig,
@@ -63,6 +64,7 @@ CalledConfig = (
     | ImageRewardConfig
     | AestheticConfig
     | GenevalConfig
+    | BlipVqaConfig
     | ConsistencyConfig
     | MotionConfig
     | VideoRewardConfig

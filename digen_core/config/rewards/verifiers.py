@@ -33,6 +33,31 @@ class OcrConfig(ImageReward):
     """Lines that the engine is less sure of are taken as unread."""
 
 
+class BlipVqaConfig(ImageReward):
+    """Whether the image shows each noun phrase of its prompt, as a BLIP says that is asked.
+
+    The score of T2I-CompBench's attributes.
+    """
+
+    type: Literal["blip_vqa"] = "blip_vqa"
+
+    path: PathText = "Salesforce/blip-vqa-base"
+    """Folder or hub id of the model and its processor, loaded with from_pretrained."""
+
+    revision: str | None = None
+    """Hub revision of `path`; null is the default branch."""
+
+    image_size: int | None = Field(None, ge=16, le=4096)
+    """Pixels of each side that images are scaled to; null: what the processor says. Positions are
+    interpolated if the model has others."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the model."""
+
+    batch_size: int = Field(32, ge=1)
+    """Images seen, and questions asked, at once."""
+
+
 class GenevalConfig(ImageReward, ClipConfig):
     """The objects that a prompt names, their number, colours and places: GenEval's detector."""
 

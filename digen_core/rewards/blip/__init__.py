@@ -1,1 +1,1 @@
-"""ImageReward, and the BLIP model that it sees images and prompts with."""
+"""Rewards that see images and prompts with BLIP models: ImageReward, and answers to questions."""

@@ -40,12 +40,17 @@ def accuracies(
     return found
 
 
+def kind_means(by_kind: ByPrompt) -> dict[str, float]:
+    """Return the mean over the prompts of each kind; there is one of each at least."""
+    return {
+        kind: float(np.mean([mean for mean in values if mean is not None]))
+        for kind, values in by_kind.items()
+    }
+
+
 def task_means(by_task: ByPrompt) -> dict[str, float]:
     """Return the accuracy of each task, and ``NAME/overall``, the mean over the tasks."""
-    means = {
-        task: float(np.mean([mean for mean in values if mean is not None]))
-        for task, values in by_task.items()
-    }
+    means = kind_means(by_task)
     names = dict.fromkeys(task.rpartition("/")[0] for task in means)
     overall = {
         f"{name}/{OVERALL}": float(

@@ -573,6 +573,13 @@ def test_a_prompt_without_questions_and_a_template_that_asks_none_are_refused(jo
     )
 
 
+def test_prompts_without_noun_phrases_are_refused(job, refused):
+    assert refused(["train", "job.toml", "--rewards.blip_vqa", "1"]) == (
+        "the reward 'blip_vqa' is told by the column phrases what a prompt asks for, but "
+        "prompts.metadata_columns is []; add phrases"
+    )
+
+
 def test_a_judges_model_that_is_not_served_is_refused_with_those_that_are(job, refused, local):
     with judging() as server:
         reward = f"{{url='{server.url}',model='tiny/juge'}}"

@@ -2,9 +2,11 @@
 
 import pytest
 
+from digen_core.config.rewards.verifiers import BlipVqaConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
+from digen_core.preflight.reward_files import check_files
 from digen_core.preflight.rewards import check_rewards
 from support.tiny_image_reward import write_image_reward
 from support.tiny_reward_models import write_hps3, write_video_reward
@@ -36,6 +38,14 @@ def test_image_reward_that_cannot_be_had_is_told(tmp_path, monkeypatch):
     folder = str(write_image_reward(tmp_path))
     with pytest.raises(ConfigError, match=r"rewards.image_reward.tokenizer other is neither a fol"):
         checked({"path": folder, "tokenizer": "other"})
+
+
+def test_a_blip_that_cannot_be_had_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check_files("vqa", BlipVqaConfig(path=str(tmp_path)), here=True)
+    with pytest.raises(ConfigError, match=r"rewards.vqa.path nope is neither a folder"):
+        check_files("vqa", BlipVqaConfig(path="nope"), here=True)
 
 
 WRITERS = {"hps3": write_hps3, "video_reward": write_video_reward}
