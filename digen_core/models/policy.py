@@ -69,6 +69,13 @@ class Policy(Protocol):
         """
         ...
 
+    def encode_samples(self, images: Sequence[SourceImage]) -> Tensor:
+        """Return the clean latents [B, ...] of images, in the size of the policy's samples.
+
+        Of families that make videos there are none: TypeError.
+        """
+        ...
+
     def encoding(self) -> AbstractContextManager[None]:
         """Run the body with the text encoders at hand, for many prompts to be encoded."""
         ...

@@ -14,7 +14,7 @@ from diffusers import (
 )
 from torch import Tensor
 
-from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.latents import scaled, unscaled
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import sigmas_shifted_by_size
@@ -79,12 +79,11 @@ class FluxPolicy(PipelinePolicy):
             "pooled": (settings.pooled_projection_dim,),
         }
 
-    def source_latents(self, images: Tensor) -> Tensor:
-        """Return the packed latents [B, tokens, channels] of source images."""
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the packed latents [B, tokens, channels] of images."""
         vae = self.pipeline.vae
-        latents = vae.encode(images).latent_dist.mode()
-        scaled = (latents - vae.config.shift_factor) * vae.config.scaling_factor
-        packed: Tensor = FluxPipeline._pack_latents(scaled, *scaled.shape)
+        latents = scaled(vae.encode(images).latent_dist.mode(), vae.config)
+        packed: Tensor = FluxPipeline._pack_latents(latents, *latents.shape)
         return packed
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:

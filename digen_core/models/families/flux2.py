@@ -141,8 +141,8 @@ class Flux2Policy(PipelinePolicy):
         width = self.transformer.config.joint_attention_dim
         return {"prompt_embeds": (self.config.max_sequence_length, width)}
 
-    def source_latents(self, images: Tensor) -> Tensor:
-        """Return the latents [B, tokens, channels] of source images, as those of samples are."""
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the packed latents [B, tokens, channels] of images."""
         vae = self.pipeline.vae
         patches = Flux2Pipeline._patchify_latents(vae.encode(images).latent_dist.mode())
         mean, deviation = _statistics(vae)

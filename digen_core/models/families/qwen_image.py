@@ -260,8 +260,8 @@ class QwenImagePolicy(PipelinePolicy):
         width = self.transformer.config.joint_attention_dim
         return {"prompt_embeds": (self._length, width), "mask": (self._length,)}
 
-    def source_latents(self, images: Tensor) -> Tensor:
-        """Return the packed latents [B, tokens, channels] of source images."""
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the packed latents [B, tokens, channels] of images."""
         vae = self.pipeline.vae
         latents = vae.encode(images.unsqueeze(2)).latent_dist.mode()
         scaled = without_latent_statistics(latents, vae.config)[:, :, 0]

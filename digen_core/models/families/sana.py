@@ -115,6 +115,12 @@ class SanaPolicy(PipelinePolicy):
         )[0]
         return velocity
 
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the latents [B, z, h, w] of images; its VAE has one for each, no distribution."""
+        vae = self.pipeline.vae
+        latents: Tensor = vae.encode(images).latent
+        return latents * float(vae.config.scaling_factor)
+
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w]."""
         return x / float(self.pipeline.vae.config.scaling_factor)

@@ -14,7 +14,7 @@ from diffusers import (
 from torch import Tensor
 
 from digen_core.models.image_size import require_positions
-from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.latents import scaled, unscaled
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
@@ -113,6 +113,11 @@ class SD3Policy(PipelinePolicy):
             return_dict=False,
         )[0]
         return velocity
+
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the latents [B, z, h, w] of images."""
+        vae = self.pipeline.vae
+        return scaled(vae.encode(images).latent_dist.mode(), vae.config)
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w]."""

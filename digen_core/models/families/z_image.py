@@ -22,7 +22,7 @@ from digen_core.gang.context_parallel import Plan
 from digen_core.gang.members import Gang
 from digen_core.models.chat import as_chats
 from digen_core.models.image_size import require_positions
-from digen_core.models.pipeline.latents import unscaled
+from digen_core.models.pipeline.latents import scaled, unscaled
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas
@@ -148,6 +148,11 @@ class ZImagePolicy(PipelinePolicy):
     def guide(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """Return the guided velocity: at a scale of 0 it is the positive one, at 1 beyond it."""
         return positive + scale * (positive - negative)
+
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the latents [B, z, h, w] of images."""
+        vae = self.pipeline.vae
+        return scaled(vae.encode(images).latent_dist.mode(), vae.config)
 
     def vae_latents(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w]."""

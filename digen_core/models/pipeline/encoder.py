@@ -31,6 +31,7 @@ class PromptEncoder(ABC):
     uses_cfg: ClassVar[bool] = False  # else its guidance is embedded, or it has none
     guides_above: ClassVar[float] = 1.0  # the scale up to which there is no such guidance
     latent_shape: tuple[int, ...]  # of a sample
+    latent_dtype: torch.dtype
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
         self.pipeline = pipeline
@@ -102,17 +103,44 @@ class PromptEncoder(ABC):
 
     def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Return what the transformer is shown of source images, [B, tokens, ...] in ``dtype``."""
-        vae, pixels = self.pipeline.vae, torch.from_numpy(np.stack(shown)).movedim(-1, 2)
-        exact = torch.promote_types(vae.dtype, torch.float32)  # of 1 and -1 half precision has few
-        with on_device([vae], self.device):
+        pixels = torch.from_numpy(np.stack(shown)).movedim(-1, 2)
+        with on_device([self.pipeline.vae], self.device):
             # one image of each at a time: a VAE may take as much memory for it as samples take
             latents = [
-                self.source_latents((own.to(self.device, exact) / 127.5 - 1).to(vae.dtype)).to(
-                    self.dtype
-                )
-                for own in pixels.unbind(1)
+                self.source_latents(self._for_vae(own)).to(self.dtype) for own in pixels.unbind(1)
             ]
         return torch.cat(latents, dim=1)
+
+    @torch.no_grad()
+    def encode_samples(self, images: Sequence[SourceImage]) -> Tensor:
+        """Return clean latents [B, ...] in ``latent_dtype`` of images, cut to the samples' size.
+
+        ``decode`` makes of them what the VAE can keep of the images. Each is encoded by itself, so
+        that its numbers do not depend on those beside it.
+
+        Args:
+            images: B of them.
+
+        Raises:
+            UserError: an image is gone, changed or damaged.
+        """
+        height, width, _ = self.config.size
+        with on_device([self.pipeline.vae], self.device):
+            latents = [
+                self.image_latents(
+                    self._for_vae(
+                        torch.from_numpy(own.pixels(height, width).copy()).movedim(-1, 0)[None]
+                    )
+                )
+                for own in images
+            ]
+        return torch.cat(latents).to(self.latent_dtype)
+
+    def _for_vae(self, pixels: Tensor) -> Tensor:
+        """Return pixels [B, 3, H, W] of 8 bits as the VAE takes them: in [-1, 1]."""
+        dtype = self.pipeline.vae.dtype
+        exact = torch.promote_types(dtype, torch.float32)  # of 1 and -1 half precision has few
+        return (pixels.to(self.device, exact) / 127.5 - 1).to(dtype)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -198,9 +226,19 @@ class PromptEncoder(ABC):
     def source_latents(self, images: Tensor) -> Tensor:
         """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].
 
-        It has the shape of latents [B, ...], if the family is shown any and says nothing else.
+        They are latents as those of samples, [B, ...], if the family says nothing else.
         """
-        raise TypeError(f"{type(self).__name__} is shown no source image")
+        return self.image_latents(images)
+
+    def image_latents(self, images: Tensor) -> Tensor:
+        """Return the clean latents [B, ...] of images [B, 3, H, W] in [-1, 1], as samples have.
+
+        They are the mode of what the VAE makes of them; ``vae_latents`` leads back to it.
+
+        Raises:
+            TypeError: the family makes videos.
+        """
+        raise TypeError(f"{type(self).__name__} makes no latents of images")
 
     def embed_sources(self, shown: Sequence[NDArray[np.uint8]]) -> Condition:
         """Return what an encoder of images makes of those [n, H, W, 3] of each prompt, if any."""

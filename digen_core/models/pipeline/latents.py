@@ -34,6 +34,11 @@ def unscaled(latents: Tensor, vae_config: Any) -> Tensor:
     return latents / float(vae_config.scaling_factor) + float(vae_config.shift_factor or 0)
 
 
+def scaled(latents: Tensor, vae_config: Any) -> Tensor:
+    """Return latents [B, C, ...] of the VAE without its shift, times its scale: see `unscaled`."""
+    return (latents - float(vae_config.shift_factor or 0)) * float(vae_config.scaling_factor)
+
+
 def with_latent_statistics(latents: Tensor, vae_config: Any) -> Tensor:
     """Return latents [B, C, F, H, W] with the mean and deviation that the VAE has per channel."""
     mean, std = _latent_statistics(latents, vae_config)
