@@ -23,8 +23,20 @@ FIRST: Final = "before"
 """Tag of a run's first evaluation."""
 
 SpanKind = Literal[
-    "encode", "denoise", "score", "train", "reduce", "step", "copy", "publish", "push", "switch"
+    "encode",
+    "denoise",
+    "samples",
+    "score",
+    "train",
+    "reduce",
+    "step",
+    "copy",
+    "publish",
+    "push",
+    "switch",
 ]
+GENERATING: Final[tuple[SpanKind, ...]] = ("denoise", "samples")
+"""Kinds of what takes a fragment to its clean latents."""
 
 
 @dataclass(frozen=True, slots=True)

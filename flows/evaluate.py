@@ -232,6 +232,8 @@ class _Evaluation:
         run, config = self._run, self._run.config
         if config.model.compile or not run.progress.known_costs.kinds:
             return None
+        if config.prompts.sample_columns:  # a step is known as a part of encoding a file's image
+            return None
         costs = run.progress.known_costs.kinds[run.fleet.known[part.device].kind]
         num_samples = len(part.prompts) * config.evaluation.samples_per_prompt
         return costs.fragment(num_samples, config.evaluation_steps)

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from math import inf
 from operator import itemgetter
 from time import monotonic, time
 from typing import Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Prompt
 from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import Condition, Policy
@@ -162,12 +165,20 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
     generates, trains = "rollout" in roles, "trainer" in roles
     fragment_size = config.fragment_size
     return Measured(
-        step=_line(work.step, fragment_size).times(config.velocities_per_step)
-        if generates
-        else None,
+        step=_step(work, config, gang) if generates else None,
         decode=_decode_line(work, config) if generates and gang.is_leader else None,
         pack=_line(work.pack, config.train.pack_size) if trains else None,
     )
+
+
+def _step(work: "_Work", config: RunConfig, gang: Gang) -> Linear:
+    """Time a step, or its share of what takes the place of all: the leader encodes samples."""
+    step = _line(work.step, config.fragment_size).times(config.velocities_per_step)
+    if not config.encodings_per_step or not gang.is_leader:
+        return step
+    own = _line(work.encode, config.fragment_size).times(config.encodings_per_step)
+    added = {"fixed": step.fixed + own.fixed, "per_item": step.per_item + own.per_item}
+    return step.model_copy(update=added)
 
 
 def _decode_line(work: "_Work", config: RunConfig) -> Linear:
@@ -216,6 +227,14 @@ class _Work:
         sigma = torch.full((len(x),), 0.5, device=self._policy.device)
         condition = self._policy.without_padding(self._rows(len(x)))
         float(self._policy.velocity(x, sigma, condition).sum())
+
+    def encode(self, num_samples: int) -> None:
+        """Encode the images that are a fragment's samples."""
+        height, width, _ = self._config.model.size
+        file = BytesIO()
+        Image.new("RGB", (width, height), "grey").save(file, "PNG")
+        image = SourceImage.of(file.getvalue())
+        float(self._policy.encode_samples([image] * num_samples).sum())
 
     @torch.no_grad()
     def decode(self, num_samples: int) -> None:

@@ -94,7 +94,7 @@ def denoise_steps(
             fragment,
             steps.start,
             np.concatenate([part.latents for part in parts], axis=1),
-            _joined([part.logprobs for part in parts]),
+            joined([part.logprobs for part in parts]),
             version,
             sigmas,
             engine.device_name,
@@ -104,7 +104,7 @@ def denoise_steps(
             kept_steps = steps_to_keep(engine.config, fragment.iteration)
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
-    asked = _joined([part.step_values for part in parts])
+    asked = joined([part.step_values for part in parts])
     step_values = {step: values.tolist() for step, values in asked.items()}
     nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}
     if nonfinite:
@@ -206,11 +206,18 @@ def denoise_part(
 
     size, num_own = config.size_of(*group), own.stop - own.start
     made = engine.fitting.in_parts("denoise", size, num_own, part_of)
-    stored = [_stored(part, config.rollout.storage, len(made)) for part in made]
-    return gang.gather(stored if gang.counts(num_samples) else [])
+    parts = [stored(part, config.rollout.storage, len(made)) for part in made]
+    return gang.gather(parts if gang.counts(num_samples) else [])
 
 
-def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> DenoisedPart:
+def stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> DenoisedPart:
+    """Return consecutive steps of some samples as a segment holds them.
+
+    Args:
+        done: the steps.
+        precision: that latents are kept in.
+        num_parts: in which its member made its samples.
+    """
     latents = [done[0].x, *(step.x_next for step in done)]
     return DenoisedPart(
         np.stack([to_stored(x, precision) for x in latents]),
@@ -223,6 +230,6 @@ def _stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> D
     )
 
 
-def _joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
+def joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
     """Return, by step, the values of all samples."""
     return {step: np.concatenate([part[step] for part in parts]) for step in parts[0]}

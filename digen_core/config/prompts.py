@@ -42,6 +42,10 @@ class PromptsConfig(Strict):
     prompts, or the content of a JPEG, PNG or WebP file, or a list of them
     (model.max_source_images); null: prompts are texts only."""
 
+    sample_columns: tuple[str, ...] = ()
+    """Columns of `train` that hold the samples that are trained on, an image of each in a row, as
+    of image_column: none is generated. As many as rollout.group_size; empty: all are generated."""
+
     negative_column: str | None = None
     """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or
     a row without one: model.negative_prompt."""

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
 from digen_core.config import combinations
 from digen_core.config.checkpoint import CheckpointConfig
+from digen_core.config.given import check_given_rewards, check_given_samples
 from digen_core.config.model import ModelConfig
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
@@ -201,10 +202,16 @@ class RunConfig(Strict):
         """Forward passes of a denoising step, on average.
 
         In trained steps a KL that is taken off the reward asks the reference policy, too; a margin
-        asks both policies once more.
+        asks both policies once more. Samples that come from files take none beside that.
         """
         asked = 1 if self.kl_reward else 2 * self.algorithm.needs_margins
-        return 1 + asked * self.num_trained_steps / self.rollout.num_steps
+        own = 0 if self.prompts.sample_columns else 1
+        return own + asked * self.num_trained_steps / self.rollout.num_steps
+
+    @property
+    def encodings_per_step(self) -> float:
+        """Samples from files that the VAE encodes, for each sample and step that others take."""
+        return 1 / self.rollout.num_steps if self.prompts.sample_columns else 0.0
 
     @property
     def num_pairs(self) -> int:
@@ -287,6 +294,7 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         combinations.check_source_image(self.prompts, self.model)
+        check_given_samples(self.prompts, self.rollout, self.algorithm, self.model)
         combinations.check_work(self.rollout)
         combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
@@ -294,6 +302,7 @@ class RunConfig(Strict):
         combinations.check_schedule(self.algorithm, self.schedule)
         combinations.check_cost(self.max_cost, self.cluster)
         combinations.check_weights(self.rewards)
+        check_given_rewards(self.rewards, self.prompts)
         check_relative(self.rewards, self.rollout.group_size, self.checkpoints)
         combinations.check_history(self.rewards, self.algorithm)
         combinations.check_pools(self.cluster, self.pools)

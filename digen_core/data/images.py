@@ -1,4 +1,6 @@
-"""Source images: what prompts of edits, and of videos from images, come with, checked before a run.
+"""Images that prompts come with, checked before a run: sources, and samples to be trained on.
+
+Sources are of prompts of edits, and of videos from images.
 
 A row names a file, seen from the folder of the prompts, or holds the image itself: bytes, as
 Parquet and Hugging Face's datasets have them, or a data URL, as JSON can hold it.
@@ -6,6 +8,7 @@ Parquet and Hugging Face's datasets have them, or a data URL, as JSON can hold i
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
@@ -27,7 +30,7 @@ MAX_PIXELS: Final = 2**26
 """Of a source image; the models are shown some 2**20 of them."""
 FORMATS: Final = ("JPEG", "PNG", "WEBP")
 
-_WHAT: Final = "the source image"
+_WHAT: Final = "the image"
 _DATA_URL: Final = "data:image/"
 
 _kinds: dict[str, str] = {}  # of images that were found to be whole, by digest
@@ -77,7 +80,7 @@ class SourceImage:
         assert self.path is not None, "it has one of the two"
         content = read_bytes(self.path, _WHAT, MAX_IMAGE_BYTES)
         if _digest(content) != self.digest:
-            raise UserError(f"the source image {self.name} has changed since the run began")
+            raise UserError(f"the image {self.name} has changed since the run began")
         return content
 
     def pixels(self, height: int, width: int) -> NDArray[np.uint8]:
@@ -89,7 +92,7 @@ class SourceImage:
         try:
             whole = _decoded(self.content())[0]
         except ValueError as error:
-            raise UserError(f"the source image {self.name}: {error}") from error
+            raise UserError(f"the image {self.name}: {error}") from error
         return np.asarray(ImageOps.fit(whole, (width, height), Image.Resampling.LANCZOS))
 
     def shrunk(self, height: int, width: int) -> "SourceImage":
@@ -118,7 +121,7 @@ def source_images(
     """
     value = row.values.get(column)
     if not (isinstance(value, list) and value):
-        return (_source_image(row, column, value, folder),)
+        return (_image(row, column, value, folder, "source image"),)
     if len(value) > model.max_source_images:
         what = f"model.family {model.family!r} is shown one; give one, or use a model of several"
         if FAMILIES[model.family].shown_several:
@@ -127,10 +130,24 @@ def source_images(
                 f"row has, of {MAX_SOURCE_IMAGES} at most"
             )
         raise ConfigError(f"{row.origin} has {len(value)} source images in {column!r}, but {what}")
-    return tuple(_source_image(row, column, own, folder) for own in value)
+    return tuple(_image(row, column, own, folder, "source image") for own in value)
 
 
-def _source_image(row: Row, column: str, value: object, folder: Path) -> SourceImage:
+def sample_images(row: Row, columns: Sequence[str], folder: Path) -> tuple[SourceImage, ...]:
+    """Return the images that are a row's samples, one of each column.
+
+    Args:
+        row: of prompts.
+        columns: of the images.
+        folder: from which paths are seen.
+
+    Raises:
+        ConfigError: one is not there, or not taken; the message names row and column.
+    """
+    return tuple(_image(row, own, row.values.get(own), folder, "sample") for own in columns)
+
+
+def _image(row: Row, column: str, value: object, folder: Path, what: str) -> SourceImage:
     if isinstance(value, dict) and {*value} <= {"bytes", "path"}:  # an Image of datasets
         value = value.get("bytes") or value.get("path")
     try:
@@ -139,7 +156,7 @@ def _source_image(row: Row, column: str, value: object, folder: Path) -> SourceI
         return SourceImage.of(_content_of(value), f"of {row.origin}")
     except (UserError, ValueError) as error:
         raise ConfigError(
-            f"{row.origin} has no source image: its {column!r} is {shown(value)} ({error}); give "
+            f"{row.origin} has no {what}: its {column!r} is {shown(value)} ({error}); give "
             f"the path of a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, seen from {folder}, "
             "or its content, in text as data:image/png;base64,..."
         ) from error

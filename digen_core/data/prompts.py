@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from digen_core.config.families import FAMILIES, Family, mark_in
+from digen_core.config.rewards import given
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
-from digen_core.data.images import SourceImage, source_images
+from digen_core.data.images import SourceImage, sample_images, source_images
+from digen_core.data.numbers import scores_in, weight_in
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
@@ -21,11 +22,12 @@ from digen_core.strict import is_plain
 
 MAX_CHARACTERS: Final = 100_000
 """Of a prompt; the text encoders read some thousand."""
-WEIGHTS: Final = (1e-9, 1e9)
-"""Smallest and largest weight of a prompt, so that sums of them keep the small ones."""
-
 Metadata = Mapping[str, Any]
 """What else a prompt's row says: column -> what JSON can hold."""
+
+
+Scores = Mapping[str, tuple[float, ...]]
+"""What a row says of the samples that come with it: reward -> a number for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Prompt:
     origin: str = field(default="", compare=False)  # "prompts.jsonl line 3"
     images: tuple[SourceImage, ...] = ()  # that it is about
     negative: str | None = None  # what guidance steers away from; None: as the config says
+    samples: tuple[SourceImage, ...] = ()  # that are trained on; none: they are generated
+    scores: Scores = field(default_factory=dict)  # what its row says of them
 
     @property
     def key(self) -> str:
@@ -52,9 +56,10 @@ class Prompt:
         return replace(self, text=normal_text(self.text), negative=None).key
 
     def shown_in(self, size: Size) -> "Prompt":
-        """Return it with no more of its images than a model is shown in a size."""
+        """Return it with no more of its images than a model is shown in a size, and no samples."""
         height, width, _ = size
-        return replace(self, images=tuple(own.shrunk(height, width) for own in self.images))
+        images = tuple(own.shrunk(height, width) for own in self.images)
+        return replace(self, images=images, samples=())
 
 
 class SizedPrompt(NamedTuple):
@@ -81,8 +86,17 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
         ConfigError: they cannot be read; the message names file, line or row, and column.
     """
     prompts = config.prompts
-    rows = _rows_of_split(config, prompts.train_split)
-    found = _parse(config, rows, prompts.train, weighted=True)
+    rows = _rows_of_split(config, prompts.train_split, _columns_of_training(config))
+    folder = _folder_of(prompts.train)
+    found = [
+        replace(
+            prompt,
+            weight=1.0 if prompts.weight_column is None else weight_in(row, prompts.weight_column),
+            samples=sample_images(row, prompts.sample_columns, folder),
+            scores=scores_in(row, config.rewards),
+        )
+        for row, prompt in zip(rows, _parse(config, rows, prompts.train), strict=True)
+    ]
     if prompts.evaluation_fraction is not None:
         held_out = _held_out(config, found)
         found = [prompt for prompt in found if prompt.normal_key not in held_out]
@@ -111,11 +125,17 @@ def evaluation_prompts(config: RunConfig) -> list[Prompt]:
     return [prompt for prompt in found if prompt.normal_key in held_out]
 
 
-def _rows_of_split(config: RunConfig, split: str) -> list[Row]:
-    """Return the rows of ``prompts.train`` that belong to a split, or all if it has none."""
+def _rows_of_split(config: RunConfig, split: str, more: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of ``prompts.train`` that belong to a split, or all if it has none.
+
+    Args:
+        config: of the run.
+        split: what the rows are for.
+        more: columns, beside those that all prompts have.
+    """
     prompts = config.prompts
-    named = (prompts.weight_column, prompts.split_column)
-    rows = read_rows(located(prompts.train), [*_columns(config), *filter(None, named)])
+    named = [*_columns(config), *more, *filter(None, [prompts.split_column])]
+    rows = read_rows(located(prompts.train), list(dict.fromkeys(named)))
     if prompts.split_column is None:
         return rows
     values = [str(row.values.get(prompts.split_column)) for row in rows]
@@ -150,8 +170,15 @@ def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
 
 def prompts_hash(prompts: Sequence[Prompt]) -> str:
     """Return 16 hex digits that name prompts with all they come with, and their order."""
-    rows = [[prompt.key, dict(prompt.metadata), prompt.weight] for prompt in prompts]
+    rows = [[own.key, dict(own.metadata), own.weight, *_with_samples(own)] for own in prompts]
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _with_samples(prompt: Prompt) -> list[Any]:
+    """Return what names the samples that a prompt comes with, and their scores; [] without any."""
+    if not prompt.samples:
+        return []
+    return [[image.digest for image in prompt.samples], dict(prompt.scores)]
 
 
 def normal_text(text: str) -> str:
@@ -166,22 +193,32 @@ def _columns(config: RunConfig) -> list[str]:
     return [prompts.column, *prompts.metadata_columns, *named]
 
 
-def _parse(
-    config: RunConfig, rows: Sequence[Row], path: str, *, weighted: bool = False
-) -> list[Prompt]:
+def _columns_of_training(config: RunConfig) -> list[str]:
+    """Return the columns that only prompts that are trained on have."""
+    prompts = config.prompts
+    numbers = (column for reward in given(config.rewards).values() for column in reward.columns)
+    return [*prompts.sample_columns, *numbers, *filter(None, [prompts.weight_column])]
+
+
+def _folder_of(path: str) -> Path:
+    """Return the folder from which the paths in prompts are seen."""
+    place = Path(located(path.partition("*")[0]))
+    return place if place.is_dir() else place.parent
+
+
+def _parse(config: RunConfig, rows: Sequence[Row], path: str) -> list[Prompt]:
     """Return the prompts of rows, whose images are seen from where ``path`` leads."""
-    prompts, place = config.prompts, Path(located(path.partition("*")[0]))
-    folder = place if place.is_dir() else place.parent
+    prompts, folder = config.prompts, _folder_of(path)
     image_column = prompts.image_column
-    weight_column = prompts.weight_column if weighted else None
     found = [
         Prompt(
             _text(row, prompts.column),
             _metadata(row, prompts.metadata_columns),
-            1.0 if weight_column is None else _weight(row, weight_column),
-            row.origin,
-            () if image_column is None else source_images(row, image_column, folder, config.model),
-            _negative(row, prompts.negative_column),
+            origin=row.origin,
+            images=()
+            if image_column is None
+            else source_images(row, image_column, folder, config.model),
+            negative=_negative(row, prompts.negative_column),
         )
         for row in rows
     ]
@@ -240,18 +277,3 @@ def _metadata(row: Row, columns: Sequence[str]) -> Metadata:
                 "get texts, finite numbers, true, false, null, and lists and objects of these"
             ) from error
     return metadata
-
-
-def _weight(row: Row, column: str) -> float:
-    value = row.values.get(column)
-    try:
-        weight = math.nan if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        weight = math.nan
-    least, most = WEIGHTS
-    if weight != 0 and not least <= weight <= most:
-        raise ConfigError(
-            f"{row.origin}: its {column!r} is {shown(value)}; a weight is 0, or from {least:g} to "
-            f"{most:g}"
-        )
-    return weight

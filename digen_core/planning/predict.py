@@ -22,7 +22,7 @@ def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
     if device is None:
         return 0.0
     match span.kind:
-        case "denoise":
+        case "denoise" | "samples":
             return (span.end_step - span.first_step) * device.step(span.num_items, span.cost)
         case "score":
             return device.decode(span.num_items, span.cost)

@@ -18,7 +18,7 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
-from digen_core.records import Crossing, Span
+from digen_core.records import GENERATING, Crossing, Span
 from digen_core.sim.links import busy_periods
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text
@@ -27,7 +27,7 @@ PROFILE_OF_RUN = "profile.json"  # in the folder of a run
 DECAY = 0.6  # of the weight of what was seen, from one iteration to the next
 MIN_SPREAD = 0.01  # variance of n over its mean squared, else both parts cannot be told apart
 
-OPERATIONS = {"denoise": "step", "score": "decode", "train": "pack"}
+OPERATIONS = {"denoise": "step", "samples": "step", "score": "decode", "train": "pack"}
 """Kind of span -> operation in ``DeviceCosts``."""
 
 
@@ -244,7 +244,7 @@ def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:
             encoding[span.device, span.group] = seconds
         if span.kind not in OPERATIONS or span.compile_seconds or not span.num_items:
             continue
-        if span.kind == "denoise":
+        if span.kind in GENERATING:
             seconds /= span.end_step - span.first_step
         if span.kind == "score":
             seconds += encoding.pop((span.device, span.group), 0.0)

@@ -99,16 +99,17 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     dtype = TORCH_DTYPES[config.model.dtype]
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
-    velocity_flops = step_flops(policy)
+    velocity_flops, decode_flops = step_flops(policy), _decode_flops(policy)
+    encode_flops = decode_flops * config.encodings_per_step  # a VAE's halves take about as many
     return Sizes(
         parameters=parameters,
         trained_parameters=trained,
         trains_all=train.lora is None,
         weight_bytes=parameters * dtype.itemsize,
         push_bytes=trained * dtype.itemsize * (1 + config.keeps_old),
-        step_flops=round(velocity_flops * config.velocities_per_step),
+        step_flops=round(velocity_flops * config.velocities_per_step + encode_flops),
         pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
-        decode_flops=_decode_flops(policy) if config.is_decoded else 0,
+        decode_flops=decode_flops if config.is_decoded else 0,
         latent_bytes=latent_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
         + _FLOAT32_BYTES * num_logprobs,

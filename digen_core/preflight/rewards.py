@@ -73,9 +73,9 @@ def notes_on_rewards(config: RunConfig) -> list[str]:
     if that_see(config.rewards, "samples"):
         return []
     return [
-        f"all rewards ({', '.join(config.rewards)}) compare the samples of a group, so no curve "
-        "and no evaluation tells whether the model gets better; add one that judges samples each "
-        "for itself, with weight = 0 if it is only to be watched"
+        f"all rewards ({', '.join(config.rewards)}) tell only the samples of a group apart, so no "
+        "curve and no evaluation tells whether the model gets better; add one that judges samples "
+        "each for itself, with weight = 0 if it is only to be watched"
     ]
 
 

@@ -46,7 +46,10 @@ class Group:
 def sample_group(
     config: RunConfig, policy: Policy, prompt: Prompt, group: tuple[int, int]
 ) -> Group:
-    """Denoise the samples of one group: some steps are noisy, the others plain Euler steps."""
+    """Denoise the samples of one group: some steps are noisy, the others plain Euler steps.
+
+    Those that come with the prompt are encoded: their trajectories stand still.
+    """
     rollout, samples = config.rollout, range(config.rollout.group_size)
     policy = policy.at_size(config.size_of(*group))
     sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
@@ -67,10 +70,14 @@ def sample_group(
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
-    latents, means, logprobs = [x], {}, {}
     noisy_steps, trained_steps = steps_of_iteration(config, group[0])
     own_steps = own_steps_of_group(config, *group)
+    if prompt.samples:
+        x = rounded(policy.encode_samples(prompt.samples), rollout.storage)
+        clean = [x] * (rollout.num_steps + 1)
+        return Group(policy, condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps)
+    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
+    latents, means, logprobs = [x], {}, {}
     for step in range(rollout.num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
         mean, std = TRANSITIONS[rollout.transition](

@@ -191,7 +191,7 @@ def _rollout(
             about = Asked.of([prompts[index]] * size, shape, policy.device)
             judges = called(config.rewards)
             scored = score_images(rewards, judges, images, *about, latents=latents)
-            columns[index] = settle(scored, config.rewards)
+            columns[index] = settle(scored, config.rewards, prompts[index].scores)
         asked = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
         found = advantages_of(config, asked, keys, history, of_steps or None, lacking)

@@ -4,23 +4,29 @@ Gaps are samples that a reward could not score, where that is neutral (``on_fail
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.config.rewards import RewardConfig, relative
+from digen_core.data.prompts import Scores
 from digen_core.rewards.relative import with_ranks
 from digen_core.rewards.sums import with_reward
 
 Array = NDArray[np.float64]
 
+NONE: Final[Scores] = MappingProxyType({})
+
 FAILED: Final = "failed"
 """The component that marks them: 1 for a sample without a score, else 0."""
 
 
-def settle(columns: Mapping[str, Array], rewards: Mapping[str, RewardConfig]) -> dict[str, Array]:
-    """Rank scores, fill in those that are missing so that they favour no sample, and sum up anew.
+def settle(
+    columns: Mapping[str, Array], rewards: Mapping[str, RewardConfig], given: Scores = NONE
+) -> dict[str, Array]:
+    """Add given scores, rank, fill in what is missing so that it favours no sample, sum up anew.
 
     A missing score becomes the mean of the group's other scores in this reward: centred, it is 0,
     and it moves nobody else's. If the group has none, the reward counts 0 for all: it is left out.
@@ -28,8 +34,10 @@ def settle(columns: Mapping[str, Array], rewards: Mapping[str, RewardConfig]) ->
     Args:
         columns: of all samples of one group, as `scoring.score_images` returns them.
         rewards: of the config, by name; all that are called have columns.
+        given: what the prompt's row says of the samples, by reward.
     """
-    settled = with_ranks(columns, rewards)
+    own = {f"{name}/score": np.array(values) for name, values in given.items()}
+    settled = with_ranks({**columns, **own}, rewards)
     marks = {name: settled[f"{name}/{FAILED}"] > 0 for name in _marked(settled)}
     if not relative(rewards) and not any(mark.any() for mark in marks.values()):
         return settled

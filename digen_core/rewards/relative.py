@@ -2,7 +2,8 @@
 
 They are the rewards that see groups, or the scores of a group (``sees`` in their configs). The mean
 of win rates is 1/2 in every group of every iteration, whatever the policy has learnt: no mean is
-shown of such scores, nor of a sum that has them in it.
+shown of such scores, nor of a sum that has them in it. Nor is one of what rows say of samples that
+come with them, which the policy has no part in.
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from digen_core.control.protocol import Device
-from digen_core.records import Span
+from digen_core.records import GENERATING, Span
 from digen_core.trace.kinds import READYING, SPAN_KINDS, TRAINING
 from digen_core.trace.readiness import Readiness
 from digen_core.trace.windows import Union, Window, extent
@@ -140,7 +140,7 @@ class _History:
         lasting = [span for span in spans if span.ended > span.started]
         self._readiness = Readiness(spans)
         self._times, self._running = _phases(lasting)
-        self._generation = _extents(span for span in spans if span.kind == "denoise")
+        self._generation = _extents(span for span in spans if span.kind in GENERATING)
         self._training = _extents(span for span in spans if span.kind == "train")
         self.work = _by_device(span for span in lasting if span.kind not in READYING)
         switches = _by_device(span for span in spans if span.kind == "switch")

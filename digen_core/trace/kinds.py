@@ -13,7 +13,7 @@ class KindFacts:
     """What one kind of work is."""
 
     stage: Stage
-    colour: str  # of Okabe and Ito (2008), which readers with any colour vision tell apart
+    colour: str  # of Okabe and Ito (2008), which readers with any colour vision tell apart, or dark
     meaning: str
     readies: bool = False  # makes a device ready for work, and is not work
 
@@ -21,6 +21,7 @@ class KindFacts:
 SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
     "encode": KindFacts("generate", "#56B4E9", "embeds prompts"),
     "denoise": KindFacts("generate", "#0072B2", "takes a fragment some steps further"),
+    "samples": KindFacts("generate", "#004C73", "encodes the images that are a fragment's samples"),
     "score": KindFacts(
         "score", "#009E73", "decodes a fragment and calls the rewards, or scores a group"
     ),

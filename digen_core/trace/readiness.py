@@ -7,8 +7,8 @@ that take no time in a simulation have no spans there; then those before them st
 
     kind        its inputs                                            what a layout may wait for
     encode      -                                                     -
-    denoise     encodes of its iteration, the steps before it,        a load of a version
-                the load of its version on its device
+    denoise,    encodes of its iteration, the steps before it,        a load of a version
+    samples     the load of its version on its device
     score       its fragment's steps                                  steps of its iteration
     train       the load of its version on its device                 scores of its iteration,
                                                                       or else its steps
@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-from digen_core.records import Span
+from digen_core.records import GENERATING, Span
 
 _Key = tuple[str | int, ...]
 
@@ -59,7 +59,7 @@ class Readiness:
 
 def _keys(span: Span) -> list[_Key]:
     """Return the names under which other tasks look for a span."""
-    kind, iteration, group, fragment = span.kind, span.iteration, span.group, span.fragment
+    kind, iteration, group, fragment = _role(span), span.iteration, span.group, span.fragment
     if kind == "push":
         return [("push",), ("push", span.device, span.version)]
     keys: list[_Key] = [(kind, iteration)]
@@ -87,10 +87,15 @@ def _inputs(task: Span) -> list[_Key]:
         "copy": [("step", iteration)],
         "publish": [("step", iteration)],
     }
-    return inputs.get(task.kind, [])
+    return inputs.get(_role(task), [])
+
+
+def _role(span: Span) -> str:
+    """Return the kind whose place a span's kind takes: what encodes samples is as what denoises."""
+    return "denoise" if span.kind in GENERATING else span.kind
 
 
 def _events(task: Span) -> list[_Key]:
-    if task.kind == "denoise":
+    if task.kind in GENERATING:
         return [("push",)]
     return [(kind, task.iteration) for kind in _EVENTS.get(task.kind, ())]

@@ -10,13 +10,16 @@ from digen_core.control.protocol import (
     FragmentPaused,
     Generate,
 )
+from digen_core.records import SpanKind
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify_of_parts
 from flows.runtime.submission import About, Submitter, Work
+from tasks.body import Body
 from tasks.receipts import Denoised, Receipt
 from tasks.rollout import denoise_steps
+from tasks.samples import encode_samples
 
 LOOK_AHEAD = 2  # tasks of a device that are submitted: one runs, the other is ready to
 
@@ -79,12 +82,12 @@ class Denoising:
     def _submit_next(self, underway: _Underway) -> None:
         iteration, do, first = underway.iteration, underway.do, underway.next_step
         steps = range(first, min(first + iteration.steps_per_task, do.end_step))
-        segments = iteration.segments[do.fragment]
+        body, kind, label, parameters = self._task_of(iteration, do, steps)
         work = Work(
-            body=denoise_steps,
-            label=f"denoise g{do.fragment.group:02d} f{do.fragment.index} t{_name_of(steps)}",
+            body=body,
+            label=label,
             device=do.device,
-            kind="denoise",
+            kind=kind,
             about={
                 **about(do.fragment),
                 "first_step": steps.start,
@@ -94,19 +97,38 @@ class Denoising:
             parameters={
                 "fragment": do.fragment,
                 "steps": steps,
-                "noisy_steps": iteration.round.steps.noisy,
                 "version": do.version,
                 "conditions": self._conditions.of(iteration, do.fragment.group, do.device),
                 "key": self._conditions.key_of(iteration, do.fragment.group),
-                "previous": segments[-1][1] if segments else None,
                 "run_dir": self._run.run_dir,
+                **parameters,
             },
             event_of=lambda receipt: self._on_denoised(underway, steps, receipt),
             priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
         )
-        segments.append((steps, self._submitter.submit(iteration, work)))
+        iteration.segments[do.fragment].append((steps, self._submitter.submit(iteration, work)))
         underway.next_step = steps.stop
         underway.num_running += 1
+
+    def _task_of(
+        self, iteration: OpenIteration, do: Generate, steps: range
+    ) -> tuple[Body[..., object, Denoised], SpanKind, str, dict[str, object]]:
+        """Return what runs steps of a fragment: body, kind of span, label, own parameters.
+
+        Where samples come from files one task takes the place of all steps.
+        """
+        name = f"g{do.fragment.group:02d} f{do.fragment.index}"
+        samples = iteration.round.prompts[do.fragment.group].samples
+        if samples:
+            height, width, _ = self._run.config.size_of(iteration.index, do.fragment.group)
+            images = [samples[own].shrunk(height, width) for own in do.fragment.samples]
+            return encode_samples, "samples", f"encode samples {name}", {"images": images}
+        segments = iteration.segments[do.fragment]
+        parameters: dict[str, object] = {
+            "noisy_steps": iteration.round.steps.noisy,
+            "previous": segments[-1][1] if segments else None,
+        }
+        return denoise_steps, "denoise", f"denoise {name} t{_name_of(steps)}", parameters
 
     def _on_denoised(
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]

@@ -51,7 +51,7 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
         "compiling, which may take minutes, and measuring" if config.model.compile else "measuring"
     )
     say(f"{how} the model on {', '.join(d.name for d in firsts)} to choose the layout")
-    prompt = train_prompts(config)[0]
+    prompt = train_prompts(config)[0].shown_in(config.model.size)
     futures = [
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
         for device in firsts

@@ -84,10 +84,10 @@ class Scoring:
         self._of_groups.forget(devices)
 
     def _asked_of(self, it: OpenIteration, group: int) -> Prompt:
-        """Return a group's prompt, with its images if a reward may look at it."""
+        """Return a group's prompt, with its images if a reward may look at them."""
         config, prompt = self._run.config, it.round.prompts[group]
         if not any(reward.sees_source for reward in config.rewards.values()):
-            return replace(prompt, images=())
+            return replace(prompt, images=(), samples=())
         return prompt.shown_in(config.size_of(it.index, group))
 
     def _event_of(

@@ -39,8 +39,9 @@ def schedule_of(config: RunConfig) -> Schedule:
 def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> int:
     """Return the configured number, or for "auto" the least that orchestration can keep up with.
 
-    It stays below 3% of a device's time, and an eighth of the flow process's: that one hands out
-    the tasks of all devices, so the more there are, the longer each has to be.
+    Where samples come from files one task encodes those of a fragment, in place of all steps.
+    Otherwise it stays below 3% of a device's time, and an eighth of the flow process's: that one
+    hands out the tasks of all devices, so the more there are, the longer each has to be.
 
     Args:
         config: of the run.
@@ -48,6 +49,8 @@ def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> 
         num_devices: that may generate at the same time.
     """
     rollout = config.rollout
+    if config.prompts.sample_columns:
+        return rollout.num_steps
     if rollout.steps_per_task != "auto":
         return min(rollout.steps_per_task, rollout.num_steps)
     if step_seconds <= 0:

@@ -11,7 +11,7 @@ from digen_core.errors import UserError
 
 T = TypeVar("T")
 
-Activity = Literal["encode", "denoise", "decode", "evaluate", "train", "step", "load"]
+Activity = Literal["encode", "samples", "denoise", "decode", "evaluate", "train", "step", "load"]
 
 _HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
 _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
@@ -22,6 +22,7 @@ _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
         "to embed a prompt",
         f"use {_HALF}, or offload = ['text_encoders', 'vae', 'transformer'] in [model]",
     ),
+    "samples": ("to encode one image", f"set model.vae_tiling = true, or use {_SMALLER}"),
     "denoise": ("to denoise one sample", f"use {_SMALLER}, or {_HALF}"),
     "decode": ("to decode one sample", f"set model.vae_tiling = true, or use {_SMALLER}"),
     "evaluate": (

@@ -18,6 +18,7 @@ from flows.runtime.iterations.iteration import round_of
 from support.packs import make_packs
 from tasks.decoding import decode_and_score
 from tasks.rollout import denoise_steps, encode
+from tasks.samples import encode_samples
 from tasks.train import reduce, train_pack
 from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker.engine import build_engine
@@ -55,16 +56,19 @@ def _iteration(config, prompts, index, state, folder):
         parts = []
         for number, first in enumerate(range(0, config.rollout.group_size, size)):
             fragment = Fragment(index, group, number, first, size)
+            body, own = denoise_steps, {"noisy_steps": round_.steps.noisy, "previous": None}
+            if prompt.samples:
+                body = encode_samples
+                own = {"images": [prompt.samples[sample] for sample in fragment.samples]}
             segment, sampled = call(
-                denoise_steps,
+                body,
                 fragment=fragment,
                 steps=range(config.rollout.num_steps),
-                noisy_steps=round_.steps.noisy,
                 version=state.version,
                 conditions=conditions,
                 key=sized[group].key,
-                previous=None,
                 run_dir=folder,
+                **own,
             )
             asked = {"prompt": prompt, "run_dir": folder}
             _, scored = call(decode_and_score, segment=segment, **asked)
@@ -72,7 +76,7 @@ def _iteration(config, prompts, index, state, folder):
             segments.append(segment)
             parts.append((scored.rewards, np.array([*sampled.step_values.values()]).T))
         joined = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
-        columns[group] = settle(joined, config.rewards)
+        columns[group] = settle(joined, config.rewards, prompt.scores)
         step_values[group] = np.concatenate([kl for _, kl in parts])
     keys = {group: prompt.key for group, prompt in enumerate(round_.prompts)}
     found = advantages_of(config, columns, keys, {}, step_values if config.asks_of_steps else None)

@@ -12,7 +12,8 @@ A reward is written as a weight, or as a table of options:
 A name with a colon is a function of the user's own, ``module:function``.
 
 What a reward sees (``sees``) is told by its type or its config: samples, each for itself; a whole
-group of them, of one prompt; or the scores that another reward gave to a group.
+group of them, of one prompt; the scores that another reward gave to a group; or the rows of prompts
+that samples come with.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from digen_core.config.rewards.clip import (
     ConsistencyConfig,
     SourceSimilarityConfig,
 )
+from digen_core.config.rewards.given import GivenConfig
 from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.pixels import (
@@ -74,7 +76,7 @@ CalledConfig = (
     | PairwiseConfig
     | FunctionConfig
 )
-RewardConfig = Annotated[CalledConfig | RankedConfig, Field(discriminator="type")]
+RewardConfig = Annotated[CalledConfig | RankedConfig | GivenConfig, Field(discriminator="type")]
 
 REWARD_TYPES: Final[Mapping[str, type[RewardBase]]] = {
     kind.model_fields["type"].default: kind for kind in get_args(get_args(RewardConfig)[0])
@@ -85,16 +87,16 @@ def that_see(
     rewards: Mapping[str, RewardConfig], what: Literal["samples", "groups"]
 ) -> dict[str, CalledConfig]:
     """Return the rewards that are called with samples, each for itself, or with groups of them."""
-    return {
-        name: reward
-        for name, reward in rewards.items()
-        if not isinstance(reward, RankedConfig) and reward.sees == what
-    }
+    return {name: reward for name, reward in called(rewards).items() if reward.sees == what}
 
 
 def called(rewards: Mapping[str, RewardConfig]) -> dict[str, CalledConfig]:
     """Return the rewards that are called with samples."""
-    return {n: reward for n, reward in rewards.items() if not isinstance(reward, RankedConfig)}
+    return {
+        name: reward
+        for name, reward in rewards.items()
+        if not isinstance(reward, RankedConfig | GivenConfig)
+    }
 
 
 def ranked(rewards: Mapping[str, RewardConfig]) -> dict[str, RankedConfig]:
@@ -106,6 +108,11 @@ def forms_of(rewards: Mapping[str, RewardConfig]) -> frozenset[Form]:
     """Return what the rewards among them that are called are handed of samples."""
     takes = {reward.takes for reward in called(rewards).values()}
     return frozenset("latents" if own == "latents" else "images" for own in takes)
+
+
+def given(rewards: Mapping[str, RewardConfig]) -> dict[str, GivenConfig]:
+    """Return the rewards that the rows of prompts say."""
+    return {n: reward for n, reward in rewards.items() if isinstance(reward, GivenConfig)}
 
 
 def relative(rewards: Mapping[str, RewardConfig]) -> list[str]:

@@ -77,7 +77,7 @@ def _check_best(metric: str, rewards: Mapping[str, RewardConfig]) -> None:
     is_one = metric in scores or metric.startswith(asks_nothing)
     if names and (is_one or (not weighs and metric in _TOTALS)):
         raise ValueError(
-            f"checkpoints.best_by is {metric!r}, but rewards that compare the samples of a group "
-            f"({', '.join(names)}) do not tell one version from another; use another metric, or "
-            "keep_best 0."
+            f"checkpoints.best_by is {metric!r}, but rewards that tell only the samples of a group "
+            f"apart ({', '.join(names)}) do not tell one version from another; use another "
+            "metric, or keep_best 0."
         )

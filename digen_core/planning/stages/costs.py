@@ -17,7 +17,7 @@ def costs_of(
     """Return the seconds of a gang's work, on lines through one item and the most there are.
 
     A KL, and a loss that compares with another policy, ask for the velocities of a pair once
-    more. The leader decodes alone.
+    more. The leader decodes alone, and encodes what samples come from files.
 
     Args:
         plan: stages at the speed of training.
@@ -30,15 +30,18 @@ def costs_of(
     denoising = replace(training, there=_sped_up(training.there, faster))
     again = bool(config.algorithm.kl_coefficient) + config.other_velocities
 
+    decode = sizes.decode_flops / (leader_rate * faster)
+
     def step(num_samples: int) -> float:
-        return config.velocities_per_step * denoising.step_seconds(num_samples)
+        encoding = num_samples * decode * config.encodings_per_step
+        return config.velocities_per_step * denoising.step_seconds(num_samples) + encoding
 
     def pack(num_pairs: int) -> float:
         return training.pack_seconds(num_pairs) + again * training.step_seconds(num_pairs)
 
     return DeviceCosts(
         step=_line(step, config.fragment_size),
-        decode=Linear(per_item=sizes.decode_flops / (leader_rate * faster)),
+        decode=Linear(per_item=decode),
         pack=_line(pack, config.train.pack_size),
     )
 

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean
 from time import time
 
-from digen_core.records import Crossing, IterationRecord, Span
+from digen_core.records import GENERATING, Crossing, IterationRecord, Span
 from digen_core.sim.links import link_metrics
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
@@ -185,7 +185,7 @@ class IterationRecorder(SampleRecorder):
     def _time_metrics(self, seconds: float) -> dict[str, float]:
         return {
             "time/iteration_seconds": seconds,
-            "time/rollout_seconds": self._extent("encode", "denoise", "score"),
+            "time/rollout_seconds": self._extent("encode", *GENERATING, "score"),
             "time/train_seconds": self._extent(*TRAINING_KINDS),
             "time/push_seconds": self._extent("push"),
             **self._compile_metrics(),

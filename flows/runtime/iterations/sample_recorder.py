@@ -74,12 +74,13 @@ class SampleRecorder:
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
         """Return what scoring said of a group that is complete, [G] by name.
 
-        Scores are ranked, and those that are missing filled in, here: only now are all fragments'
-        there.
+        Scores of the prompt's row are added, scores are ranked, and those that are missing filled
+        in, here: only now are all fragments' there.
         """
         parts = self._parts_of(group)
         found = [self._rewards[fragment] for fragment in parts]
-        settled = settle(self._columns_of(group), self._run.config.rewards)
+        given = self._round.prompts[group].scores
+        settled = settle(self._columns_of(group), self._run.config.rewards, given)
         starts = np.cumsum([fragment.num_samples for fragment in parts])[:-1]
         for name, values in settled.items():
             for part, piece in zip(found, np.split(values, starts), strict=True):

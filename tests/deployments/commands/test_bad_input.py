@@ -253,6 +253,50 @@ SETTINGS = {
         "--rewards.ranked.of shape",
         "rewards.ranked.of is 'shape', which is no reward of this config; add it, with weight = 0",
     ),
+    "given rewards of samples that are generated": (
+        "--rewards.given {values=[1,0]}",
+        "rewards.given is what the rows of the prompts say of samples that come with them, but "
+        "prompts.sample_columns names none; name the columns of these images",
+    ),
+    "samples from files without a column for each": (
+        "--prompts.sample_columns ['a','b'] --algorithm.type dpo",
+        "prompts.sample_columns is ['a', 'b'], 2 of them, but rollout.group_size is 16; name a "
+        "column for each sample of a group, or set rollout.group_size to 2",
+    ),
+    "a column of samples twice": (
+        "--prompts.sample_columns ['a','a'] --algorithm.type dpo --rollout.group_size 2",
+        "prompts.sample_columns is ['a', 'a'], which names a column twice",
+    ),
+    "samples from files for what learns from their steps": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2",
+        "but algorithm.type flow_grpo learns from the steps that led to samples, which no file "
+        "holds; use dpo, dgpo, diffusion_nft or awm",
+    ),
+    "samples from files for a model of videos": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2 --algorithm.type dpo "
+        "--model.family wan --model.path x",
+        "but model.family wan makes videos; samples come from files for families of images only",
+    ),
+    "given rewards that nothing says": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2 --algorithm.type dpo "
+        "--rewards.given 1",
+        "rewards.given has neither columns nor values; set one of them",
+    ),
+    "given rewards that two things say": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2 --algorithm.type dpo "
+        "--rewards.given {values=[1,0],columns=['c','d']}",
+        "rewards.given has both columns and values; set one of them",
+    ),
+    "given rewards of other samples": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2 --algorithm.type dpo "
+        "--rewards.given.columns ['c']",
+        "rewards.given.columns is ['c'], 1 of them, but a row has 2 samples",
+    ),
+    "a given reward that is no number": (
+        "--prompts.sample_columns ['a','b'] --rollout.group_size 2 --algorithm.type dpo "
+        "--rewards.given.values [1,nan]",
+        "rewards.given.values",
+    ),
     "ranks that could fail": (
         "--rewards.ranked {of='shapes',on_failure='drop'}",
         "rewards.ranked.on_failure",
@@ -275,7 +319,7 @@ SETTINGS = {
     ),
     "the best of what compares samples": (
         "--rewards {shapes=0,ranked={of='shapes'}} --checkpoints.keep_best 1",
-        "checkpoints.best_by is 'evaluation/reward', but rewards that compare the samples of a",
+        "checkpoints.best_by is 'evaluation/reward', but rewards that tell only the samples of a",
     ),
     "judge without a request": (
         "--rewards.judge {url='http://x/v1',model='m',concurrency=0}",

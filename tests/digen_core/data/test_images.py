@@ -191,7 +191,7 @@ def test_sent_elsewhere_an_image_takes_its_content_along(tmp_path):
     there = pickle.loads(packed)
     assert there == prompt
     assert there.images[0].content() == picture(0)
-    with pytest.raises(UserError, match=r"cannot read the source image .*0\.png"):
+    with pytest.raises(UserError, match=r"cannot read the image .*0\.png"):
         prompt.images[0].content()
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_made_is_refused(found, message):
 def test_every_type_of_reward_can_be_made():
     from digen_core.config.rewards import REWARD_TYPES
 
-    assert {*REWARDS, "ranked"} == {*REWARD_TYPES}  # that one is not called
+    assert {*REWARDS, "ranked", "given"} == {*REWARD_TYPES}  # those two are not called
 
 
 def test_rewards_keep_their_names_and_order():

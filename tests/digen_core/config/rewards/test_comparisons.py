@@ -31,15 +31,15 @@ REMOTE = {"type": "remote", "url": "http://127.0.0.1:1/score", "sees": "groups"}
         ({"p": PAIRWISE}, {"algorithm": {"type": "ddpo"}},
          "rewards.p compares the samples of a group, but ddpo compares a prompt's rewards with"),
         ({"p": PAIRWISE}, {"checkpoints": {"keep_best": 1}},
-         "checkpoints.best_by is 'evaluation/reward', but rewards that compare .* .p. do not tell"),
+         "checkpoints.best_by is 'evaluation/reward', but rewards that tell .* .p. do not tell"),
         ({"shapes": 1, "r": RANKED},
          {"checkpoints": {"keep_best": 1, "best_by": "reward/r/score"}},
-         "checkpoints.best_by is 'reward/r/score', but rewards that compare"),
+         "checkpoints.best_by is 'reward/r/score', but rewards that tell only"),
         ({"shapes": 1, "r": RANKED},
          {"checkpoints": {"keep_best": 1, "best_by": "evaluation/r/ties"}},
-         "checkpoints.best_by is 'evaluation/r/ties', but rewards that compare"),
+         "checkpoints.best_by is 'evaluation/r/ties', but rewards that tell only"),
         ({"p": PAIRWISE}, {"checkpoints": {"keep_best": 1, "best_by": "evaluation/shapes/score"}},
-         "checkpoints.best_by is 'evaluation/shapes/score', but rewards that compare"),
+         "checkpoints.best_by is 'evaluation/shapes/score', but rewards that tell only"),
         ({"shapes": 0, "r": {**RANKED, "weight": 0}}, {}, "all weigh 0; nothing would be learnt"),
     ],
 )  # fmt: skip
@@ -90,5 +90,5 @@ def test_groups_of_a_video_model_are_of_videos():
 def test_a_run_that_nothing_else_judges_says_so():
     config = RunConfig.model_validate({"rewards": {"p": PAIRWISE, "m:f": {"sees": "groups"}}})
     (note,) = notes_on_rewards(config)
-    assert note.startswith("all rewards (p, m:f) compare the samples of a group, so no curve")
+    assert note.startswith("all rewards (p, m:f) tell only the samples of a group apart, so")
     assert not notes_on_rewards(RunConfig.model_validate({"rewards": {"p": PAIRWISE, "shapes": 0}}))
