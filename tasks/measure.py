@@ -163,7 +163,6 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
     config, gang = engine.config, engine.gang
     work = _Work(engine.policy, config, condition, gang)
     generates, trains = "rollout" in roles, "trainer" in roles
-    fragment_size = config.fragment_size
     return Measured(
         step=_step(work, config, gang) if generates else None,
         decode=_decode_line(work, config) if generates and gang.is_leader else None,
