@@ -7,6 +7,7 @@ import pytest
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.planning.predict import expected_seconds
 from digen_core.planning.profile import (
     LineFit,
     Measured,
@@ -48,6 +49,17 @@ def test_a_pack_that_did_not_fit_teaches_nothing():
     costs = Profile(NOTHING, DEVICES).learn([*known, failed])
     assert costs == Profile(NOTHING, DEVICES).learn(known)
     assert costs.kinds["h100"].pack(4) == pytest.approx(9.0)
+
+
+def test_what_encodes_samples_teaches_the_cost_of_the_steps_whose_place_it_takes():
+    """9 s for 4 samples and 3 s for 1, in the place of 3 steps: 1/3 + 2/3 n."""
+    spans = [
+        replace(denoise("fast", 20.0 * n, 1.0 + 2.0 * n, n, num_steps=3), kind="samples")
+        for n in (1, 4)
+    ]
+    costs = Profile(NOTHING, DEVICES).learn(spans)
+    assert parts(costs.kinds["h100"].step) == pytest.approx((1 / 3, 2 / 3))
+    assert expected_seconds(costs, "h100", spans[1]) == pytest.approx(9.0)
 
 
 def test_samples_that_cost_differently_are_on_one_line():

@@ -238,6 +238,23 @@ def test_sizes_are_those_of_a_real_model(tiny_families, family):
     assert found.embedding_bytes == sum(value.nbytes for value in to_arrays(condition).values())
 
 
+def test_samples_from_files_count_as_decoded_in_place_of_denoised(tiny_families):
+    """Beside that the margins' two velocities at each of K trained levels, of T steps."""
+    folder, changes = Path(tiny_families["flux"]), {"num_steps": 4, "group_size": 2}
+
+    def counted(algorithm, **prompts):
+        config = config_of("flux", algorithm=algorithm, rollout=changes)
+        own = config.prompts.model_copy(update=prompts)
+        return sizes_of(config.model_copy(update={"prompts": own}), folder)
+
+    files = {"sample_columns": ("a", "b")}
+    nft, margins = {"type": "diffusion_nft"}, {"type": "dgpo", "num_levels": 2}
+    generated, found, asked = counted(nft), counted(nft, **files), counted(margins, **files)
+    assert found.step_flops == round(found.decode_flops / 4)
+    assert asked.step_flops == round(generated.step_flops * 2 * 2 / 4 + found.decode_flops / 4)
+    assert asked.decode_flops == found.decode_flops == generated.decode_flops
+
+
 @pytest.mark.parametrize("family", sliced((*GUIDED, "flux")))
 def test_guidance_counts_double(tiny_families, family):
     folder = Path(tiny_families[family])

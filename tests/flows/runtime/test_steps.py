@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from flows.runtime.workload import (
@@ -37,6 +38,15 @@ def config(steps_per_task, num_steps=8) -> RunConfig:
 def test_auto_by_hand(step_seconds, steps):
     assert (TASK_SECONDS, MAX_ORCHESTRATION_SHARE) == (0.010, 0.03)
     assert steps_per_task(config("auto"), step_seconds, num_devices=2) == steps
+
+
+def test_samples_from_files_are_encoded_in_one_task():
+    found = config("auto").model_copy(
+        update={"prompts": PromptsConfig(evaluation="b.txt", sample_columns=("a", "b"))}
+    )
+    assert steps_per_task(found, 10.0, num_devices=2) == 8
+    one = found.model_copy(update={"rollout": RolloutConfig(num_steps=8, steps_per_task=1)})
+    assert steps_per_task(one, 10.0, num_devices=2) == 8
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,9 @@ def test_costs_by_hand():
     algorithm = CONFIG.algorithm.model_copy(update={"kl_coefficient": 0.1})
     asked = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"algorithm": algorithm}), SIZES)
     assert asked.pack(1) == pytest.approx(0.26 + 0.09)
+    prompts = CONFIG.prompts.model_copy(update={"sample_columns": ("a", "b")})
+    files = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"prompts": prompts}), SIZES)
+    assert files.step(3) == pytest.approx(3 * 1e12 / 2e14 / CONFIG.rollout.num_steps)
 
 
 WHOLE = Memory(
