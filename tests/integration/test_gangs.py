@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from digen_core.control.protocol import Device
+from support.given import write_samples
 from support.layout_runs import (
     BOTH,
     ODD,
@@ -123,3 +124,13 @@ def test_gangs_compare_the_samples_of_a_group(case, tree, address, monkeypatch):
 @pytest.mark.parametrize("case", marked(CASES[:4], (), "layouts"), ids=str)
 def test_gangs_drop_and_skip_what_the_serial_loop_does(case, tree, address, monkeypatch):
     check_skips(run_case(case, tree, address, monkeypatch, **ODD))
+
+
+@pytest.mark.parametrize("case", marked(CASES[1:3], (), "layouts"), ids=str)
+def test_gangs_take_samples_from_files(case, tree, address, monkeypatch, tmp_path):
+    """The leader encodes them; what margins take all members compute."""
+    dpo = {"type": "dpo", "num_levels": 2, "trained_fraction": 0.75}
+    settings = {**write_samples(tmp_path), "algorithm": dpo}
+    run = run_case(case, tree, address, monkeypatch, **settings)
+    check_weights(run)
+    assert {span.kind for span in run.spans} >= {"samples", "score", "train"}
