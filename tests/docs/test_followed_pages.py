@@ -26,6 +26,7 @@ ELSEWHERE = {
     "docs/clusters.md": "on a cluster; tests/operation has its own",
     "docs/recipes.md": "models of a hub",
     "docs/tracking.md": "other places; tests/tasks/tracking/test_also.py has its own",
+    "docs/tutorials/pairs.md": "takes long; tests/integration/test_pairs_page.py has fewer pairs",
     "docs/tutorials/small-cards.md": "gangs; tests/integration/test_stages.py has its own",
     "docs/tutorials/two-sites.md": "two sites; tests/integration/test_pushed_bytes.py has its own",
 }

@@ -23,6 +23,7 @@ from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.worlds.shapes import train_prompts as prompts_of_shapes
 from support.cli_commands import COMMANDS
 from support.pages import ROOT, Printed, parts_of
 
@@ -42,7 +43,15 @@ SAMPLES = {
 }
 """What stands for the words in capitals that stand for something of the reader's."""
 
+_PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nG"
+    "P4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+_PAIRS = [
+    {"prompt": text, "chosen": _PIXEL, "rejected": _PIXEL} for text in prompts_of_shapes()[:24]
+]
 DOWNLOADED = {
+    "pairs.jsonl": "\n".join(map(json.dumps, _PAIRS)),
     "HPS_v2.1_compressed.pt": "",
     "DrawBench.csv": "Prompts,Category\nA red car,Colors\n",
     "compbench.jsonl": '{"category": "color", "prompt": "a red cow", "phrases": ["a red cow"]}\n',
@@ -54,7 +63,7 @@ DOWNLOADED = {
         '{"tag": "single_object", "include": [{"class": "cow", "count": 1}], "prompt": "a cow"}\n'
     ),
 }
-"""Files that the reader has from somewhere else."""
+"""Files that the reader has from somewhere else, or makes."""
 
 STARTS = (
     "deployments.bench.algorithms.main",
