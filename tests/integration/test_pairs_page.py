@@ -16,7 +16,7 @@ from support.runs import only_run
 PAGE = read_page((ROOT / "docs/tutorials/pairs.md").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_its_pairs_are_made_and_trained(tmp_path, monkeypatch, cluster_address, prefect_backend):
     from flows.post_train import post_train
 
