@@ -18,6 +18,7 @@ def rows_of(found) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.mark.operation
 def test_what_is_clipped_makes_fewer_groups_stale(run_layout):
     """Log-ratios of stale pairs are about 4e-5: all are beyond a range of 1e-9."""
     changes = {"algorithm.clip_range": 1e-9, "schedule.max_stale_clipped": 0.2}

@@ -205,7 +205,7 @@ def test_a_replay_with_the_images_makes_the_version_that_the_run_made(trained):
     assert replay(run_dir, kept).difference < TOLERANCE["float64"]
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_a_shipped_job_teaches_to_edit(prefect_backend, cluster_address, tmp_path):
     """Two small iterations of it, with an evaluation before and after."""
     from digen_core.config.load import load_config

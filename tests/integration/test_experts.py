@@ -9,7 +9,7 @@ import pytest
 from digen_core.checkpoints.tensors import last_state
 from digen_core.rollout.steps import steps_of_iteration
 from support.families import NEGATIVE, OF_KIND, TOKENS
-from support.layout_runs import Case, Run, check_weights, marked
+from support.layout_runs import Case, Run, check_weights
 from support.runs import initial
 
 pytestmark = pytest.mark.slow
@@ -49,10 +49,10 @@ CASES = [
     ExpertsCase("elastic", (2, 1), 2, 8, settings=FLOW | HIGH),
     ExpertsCase("tsp", (2, 1), 4, 8, settings={"algorithm": {"trained_fraction": 0.5}}),
 ]
-IN_MAKE_TEST = (1,)
 
 
-@pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST, "families"), ids=str)
+@pytest.mark.families
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_weights_of_both_experts_equal_the_serial_reference(case, tiny_families, run_layout):
     run = run_layout(
         case,

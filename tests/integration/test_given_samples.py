@@ -7,7 +7,7 @@ from digen_core.reference.replay import kept_iteration, replay_config
 from digen_core.transport.samples import read_samples
 from support.given import LABELS, rows_with_samples, write_samples
 from support.in_process import train_in_process
-from support.layout_runs import JOB, Case, check_weights
+from support.layout_runs import JOB, Case, check_weights, marked
 from support.resumed import JOB as RESUMED
 from support.resumed import check_run, stop_at_the_third_version
 from support.runs import TOLERANCE, distance, initial, merged, only_run, reference
@@ -26,7 +26,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "case"), CASES, ids=str)
+@pytest.mark.parametrize(("job", "case"), marked(CASES, (2,), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(job, case, run_layout, tmp_path):
     found = run_layout(case, **write_samples(tmp_path), **job)
     check_weights(found)
@@ -55,7 +55,7 @@ def test_bodies_make_the_serial_loops_weights(job, tree, tmp_path):
     assert distance(weights, expected.weights) < TOLERANCE["float64"]
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_a_run_goes_on_and_is_replayed(tree, cluster_address, prefect_backend, tmp_path):
     """In another layout, which is chosen; evaluations generate, and a reward judges both."""
     from flows.post_train import post_train

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
-        Case("tsp", (2, 1), 4, 4),
+        pytest.param(Case("tsp", (2, 1), 4, 4), marks=pytest.mark.layouts),
         pytest.param(Case("elastic", (2, 1), 2, 3, helping=True), marks=pytest.mark.layouts),
         pytest.param(Case("tcss", (1, 2), 2, 8, share=1.0), marks=pytest.mark.layouts),
     ],

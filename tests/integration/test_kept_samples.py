@@ -164,6 +164,7 @@ def test_a_version_that_cannot_be_loaded_ends_a_replay_in_one_line(trained, monk
     assert err.count("\n") == 1
 
 
+@pytest.mark.operation
 def test_clean_latents_and_a_lagging_old_policy_are_replayed_too(
     tree, cluster_address, prefect_backend
 ):

@@ -17,7 +17,7 @@ from digen_core.config.run import RunConfig
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.transport.samples import read_samples
-from support.layout_runs import Case, check_weights
+from support.layout_runs import Case, check_weights, marked
 from support.pages import parts_of, read_page
 from support.paths import ROOT
 from support.runs import TOLERANCE, distance, merged, only_run, reference
@@ -32,22 +32,17 @@ BOTH = {
 CASES = [
     Case("colocated", (3,), 2, 8),
     Case("elastic", (2, 2), 1, 3, helping=True, pauses=True),
-    *(
-        pytest.param(case, marks=pytest.mark.layouts)
-        for case in (
-            Case("tcss", (2, 2), 2, 3, helping=True, share=1.0),
-            Case("colocated-strong", (4,), 1, 3),
-            Case("disaggregated", (3, 1), 2, 3),
-            Case("gap", (2, 2), 2, 8),
-            Case("tsp", (2, 1), 4, 3),
-            Case("tag", (2, 2), 1, 8, helping=True),
-        )
-    ),
+    Case("tcss", (2, 2), 2, 3, helping=True, share=1.0),
+    Case("colocated-strong", (4,), 1, 3),
+    Case("disaggregated", (3, 1), 2, 3),
+    Case("gap", (2, 2), 2, 8),
+    Case("tsp", (2, 1), 4, 3),
+    Case("tag", (2, 2), 1, 8, helping=True),
 ]
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", marked(CASES, (0,), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(case, run_layout):
     run = run_layout(case, rewards=BOTH)
     check_weights(run)

@@ -147,6 +147,7 @@ def check(folder: Path, config: RunConfig, report) -> None:
     assert list(folder.glob(f"{kind}/*.safetensors"))
 
 
+@pytest.mark.operation
 def test_two_workers_lost_at_once(live):
     """As when a host with several GPUs dies."""
     story = Story(event_of(p.PackTrained, 1), signal_to("rollout-1", "trainer-1"))

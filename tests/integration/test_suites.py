@@ -224,6 +224,7 @@ def test_the_table_is_that_of_the_paper():
     assert "of 5 prompts; the published suite has 553" in console.export_text()
 
 
+@pytest.mark.operation
 def test_other_rewards_judge_in_place_of_the_runs_own(tree, tmp_path, prefect_backend):
     """With the run's own options where they are named; and a suite takes more beside its own."""
     from flows.evaluate_run import evaluate_run

@@ -38,8 +38,8 @@ def test_each_limit_counts(measured):
     assert "NOT met" in console.export_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.operation
+@pytest.mark.parametrize("tls", [False, True])
 def test_versions_are_pushed_between_real_workers(tls):
     measured = bench_push(80, 2, tls=tls)
     assert 60e6 < measured.version_bytes < 100e6

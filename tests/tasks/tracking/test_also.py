@@ -421,7 +421,7 @@ for step in range(1, 1000):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 def test_a_killed_run_loses_nothing_and_tells_nothing_twice(config, tmp_path):
     run_dir = tmp_path / "run-1"
     run_dir.mkdir()
