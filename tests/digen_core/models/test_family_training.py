@@ -293,7 +293,7 @@ def test_adapters_in_half_precision_are_as_near_as_the_model(tiny_families, fami
         layer.lora_B.float()
     set_weights(half, masters)
     in_float32 = (velocity_of(half) - expected).norm()
-    assert 0 < (found - expected).norm() < 1.25 * in_float32
+    assert 0 < (found - expected).norm() < 1.6 * in_float32  # of few numbers, drawn anew each time
     set_weights(exact, {name: 0 * value for name, value in masters.items()})
     assert (velocity_of(exact) - expected).norm() > 1.5 * in_float32  # they do something
 
