@@ -266,7 +266,8 @@ def test_what_no_checkpoint_holds_is_trained_again(live, version, again):
     story = Story(lambda what: what == p.Stepped(version), lost)
     settings = {"checkpoints__every": 3, "checkpoints__keep_last": 9}
     folder = live(story, num_iterations=7, **settings)
-    assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
+    # Of the second, where its loss is noticed after the first one's.
+    assert story.said("the optimizer's state was lost with worker trainer-", "resumed 1 time")
     assert [path.name for path in checkpoints_in(folder / "checkpoints")] == [
         "v0003",
         "v0006",
