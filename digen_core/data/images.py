@@ -133,7 +133,7 @@ def source_images(
     return tuple(_image(row, column, own, folder, "source image") for own in value)
 
 
-def sample_images(row: Row, columns: Sequence[str], folder: Path) -> tuple[SourceImage, ...]:
+def given_images(row: Row, columns: Sequence[str], folder: Path) -> tuple[SourceImage, ...]:
     """Return the images that are a row's samples, one of each column.
 
     Args:

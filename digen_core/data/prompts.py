@@ -11,7 +11,7 @@ from digen_core.config.families import FAMILIES, Family, mark_in
 from digen_core.config.rewards import given
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
-from digen_core.data.images import SourceImage, sample_images, source_images
+from digen_core.data.images import SourceImage, given_images, source_images
 from digen_core.data.numbers import scores_in, weight_in
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
@@ -92,7 +92,7 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
         replace(
             prompt,
             weight=1.0 if prompts.weight_column is None else weight_in(row, prompts.weight_column),
-            samples=sample_images(row, prompts.sample_columns, folder),
+            samples=given_images(row, prompts.sample_columns, folder),
             scores=scores_in(row, config.rewards),
         )
         for row, prompt in zip(rows, _parse(config, rows, prompts.train), strict=True)
