@@ -9,6 +9,8 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Bytecode is kept, also where images of Python turn that off: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 STAMP := .venv/digen-is-set-up

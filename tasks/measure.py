@@ -262,7 +262,7 @@ class _Work:
         sigmas = self._policy.sigmas(config.rollout.num_steps).to(device)
         sigma = sigmas[middle - 1].expand(num_pairs)
         if config.trains_clean:
-            return self._with_start(CleanPairs(x, x, ones, sigma, condition))
+            return self._with_others(CleanPairs(x, x, ones, sigma, condition))
         pairs = Pairs(
             x=x,
             x_next=x,
@@ -276,11 +276,16 @@ class _Work:
             is_stale=torch.zeros(num_pairs, dtype=torch.bool, device=device),
             noise=x if config.algorithm.needs_noise else None,
         )
-        return self._with_start(pairs)
+        return self._with_others(pairs)
 
     @torch.no_grad()
-    def _with_start(self, pairs: Pairs | CleanPairs) -> Pairs | CleanPairs:
-        """Add the velocities of what generated when the iteration began, if they are asked for."""
+    def _with_others(self, pairs: Pairs | CleanPairs) -> Pairs | CleanPairs:
+        """Add velocities of what generated when the iteration began, and of the reference policy.
+
+        The first are computed here if they are asked for, the others come with trajectories.
+        """
+        if self._config.generates_reference:
+            pairs = replace(pairs, reference_velocity=torch.randn_like(pairs.x))
         if not self._config.other_velocities:
             return pairs
         start = self._policy.velocity(pairs.x, pairs.sigma, pairs.condition)

@@ -9,10 +9,10 @@ import numpy as np
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import SizedPrompt
 from digen_core.rollout.conditions import encoded
-from digen_core.rollout.margins import with_margins
+from digen_core.rollout.finished import is_asked, with_answers
+from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.sampler import (
     DenoisedStep,
-    ReferenceKl,
     denoise,
     initial_latent,
     nonfinite_text,
@@ -98,6 +98,7 @@ def denoise_steps(
             version,
             sigmas,
             engine.device_name,
+            joined([part.references for part in parts]),
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
@@ -133,6 +134,7 @@ class DenoisedPart:
     latents: np.ndarray  # [steps + 1, n, ...] in the precision of storage
     logprobs: dict[int, np.ndarray]  # noisy step -> [n]
     step_values: dict[int, np.ndarray]  # trained step -> [n], where something is asked of them
+    references: dict[int, np.ndarray]  # trained step -> [n, ...], where training is to have them
     num_parts: int  # in which its member denoised its samples
     nonfinite: dict[int, str]  # samples that became NaN or infinite, and what of them
     nonfinite_step: int | None  # the first at which one did
@@ -194,12 +196,14 @@ def denoise_part(
                     seed=config.seed,
                     group=group,
                     samples=samples,
-                    reference=ReferenceKl.of(config, fragment.iteration),
+                    reference=None
+                    if config.trains_clean
+                    else ReferenceUse.of(config, group, samples),
                     zeroed=True,
                 )
             )
-        if config.algorithm.needs_margins and steps.stop == config.rollout.num_steps:
-            done[-1] = with_margins(
+        if is_asked(config) and steps.stop == config.rollout.num_steps:
+            done[-1] = with_answers(
                 done[-1], policy, rows, levels, config=config, group=group, samples=samples
             )
         return done
@@ -224,6 +228,7 @@ def stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> De
         {step.step: to_array(step.logprob) for step in done if step.logprob is not None},
         {step.step: to_array(step.kl) for step in done if step.kl is not None}
         | {level: to_array(value) for level, value in done[-1].margins.items()},
+        {level: to_array(value) for step in done for level, value in step.references.items()},
         num_parts,
         {sample: what for step in reversed(done) for sample, what in step.nonfinite.items()},
         next((step.step for step in done if step.nonfinite), None),

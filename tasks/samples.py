@@ -8,8 +8,8 @@ import numpy as np
 
 from digen_core.control.protocol import Fragment
 from digen_core.data.images import SourceImage
+from digen_core.rollout.finished import is_asked, with_answers
 from digen_core.rollout.given import given_step
-from digen_core.rollout.margins import with_margins
 from digen_core.rollout.sampler import DenoisedStep, nonfinite_text
 from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import Arrays, to_array, to_tensor, to_tensors
@@ -41,7 +41,8 @@ def encode_samples(
     What algorithms ask of finished samples is asked of the policy version.
 
     Raises:
-        FloatingPointError: a latent or margin is NaN or infinite, and that ends the run.
+        FloatingPointError: a latent, or what is asked of it, is NaN or infinite, and that ends
+            the run.
     """
     with working(run_id, version=version) as engine:
         started, config = time(), engine.config
@@ -49,13 +50,16 @@ def encode_samples(
         sigmas = to_array(policy.sigmas(config.rollout.num_steps))
         with engine.needing_memory("samples"):
             last = given_step(policy, images, config.rollout, fragment.samples)
-        if config.algorithm.needs_margins:
+        if is_asked(config):
             x, condition = to_array(last.x), conditions[key]
-            parts = margins_part(run_id, version, fragment, condition, x, sigmas)
+            parts = answers_part(run_id, version, fragment, condition, x, sigmas)
         else:
             parts = [stored([last], config.rollout.storage, 1)]
         latents = np.concatenate([part.latents for part in parts], axis=1)
-        segment = Segment(fragment, last.step, latents, {}, version, sigmas, engine.device_name)
+        references = joined([part.references for part in parts])
+        segment = Segment(
+            fragment, last.step, latents, {}, version, sigmas, engine.device_name, references
+        )
         if config.tracking.keep_trajectories:
             write_segment(run_dir, segment, steps_to_keep(config, fragment.iteration))
         seconds = (time() - started) / len(steps)
@@ -70,7 +74,7 @@ def encode_samples(
 
 
 @together
-def margins_part(
+def answers_part(
     run_id: str,
     version: int,
     fragment: Fragment,
@@ -78,7 +82,7 @@ def margins_part(
     clean: np.ndarray,
     sigmas: np.ndarray,
 ) -> list[DenoisedPart]:
-    """Ask for the margins of a fragment's samples, of which each member of a gang takes a share.
+    """Ask of a fragment's samples what training needs; each member of a gang takes a share of them.
 
     Args:
         run_id: of the run.
@@ -104,7 +108,7 @@ def margins_part(
         last = DenoisedStep(config.rollout.num_steps - 1, x, x, None)
         samples = fragment.samples[part]
         return [
-            with_margins(last, policy, rows, levels, config=config, group=group, samples=samples)
+            with_answers(last, policy, rows, levels, config=config, group=group, samples=samples)
         ]
 
     size = config.size_of(*group)

@@ -177,6 +177,15 @@ def _check_stale_clipped(algorithm: Algorithm, schedule: ScheduleConfig) -> None
         )
 
 
+def check_reference(algorithm: Algorithm, schedule: ScheduleConfig) -> None:
+    """Refuse to have a reference policy asked where nothing is compared with it."""
+    if schedule.reference == "generation" and not algorithm.kl_coefficient:
+        raise ValueError(
+            "schedule.reference is 'generation', but algorithm.kl_coefficient is 0, so that no "
+            "loss asks the reference policy; leave it out, or set the coefficient."
+        )
+
+
 def check_cost(max_cost: float | None, cluster: ClusterConfig) -> None:
     """Refuse a bound on what nothing says the price of."""
     prices = cluster.price_per_hour

@@ -5,7 +5,7 @@ and combinations that cannot work (`combinations.py`) are refused with what clas
 """
 
 from math import ceil
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -183,6 +183,27 @@ class RunConfig(Strict):
         return bool(self.algorithm.kl_coefficient or self.asks_of_steps)
 
     @property
+    def generates_reference(self) -> bool:
+        """Whether who generates a sample asks the base model what training compares with."""
+        return self.schedule.reference == "generation" and bool(self.algorithm.kl_coefficient)
+
+    @property
+    def who_asks_reference(self) -> Literal["training", "generation"]:
+        """As in ``schedule.reference``: training, where nothing else is said."""
+        return "generation" if self.generates_reference else "training"
+
+    @property
+    def reference_is_open(self) -> bool:
+        """Whether a plan may say who asks the base model; of samples from files no step tells."""
+        asked = self.algorithm.kl_coefficient and not self.prompts.sample_columns
+        return self.schedule.reference == "auto" and bool(asked)
+
+    def asking(self, reference: Literal["training", "generation"]) -> Self:
+        """Return the config in which they ask the base model."""
+        schedule = self.schedule.model_copy(update={"reference": reference})
+        return self.model_copy(update={"schedule": schedule})
+
+    @property
     def kl_reward(self) -> float:
         """Factor of the KL divergence that is taken off the reward."""
         factor, _ = self.algorithm.reward_kl or (0.0, None)
@@ -199,12 +220,19 @@ class RunConfig(Strict):
 
     @property
     def velocities_per_step(self) -> float:
-        """Forward passes of a denoising step, on average.
+        """Forward passes of a denoising step, on average."""
+        return self.velocities_with(references=self.generates_reference)
+
+    def velocities_with(self, *, references: bool) -> float:
+        """Return the forward passes of a denoising step, on average.
 
         In trained steps a KL that is taken off the reward asks the reference policy, too; a margin
         asks both policies once more. Samples that come from files take none beside that.
+
+        Args:
+            references: whether what training compares with is asked there, too.
         """
-        asked = 1 if self.kl_reward else 2 * self.algorithm.needs_margins
+        asked = 2 if self.algorithm.needs_margins else int(bool(self.kl_reward) or references)
         own = 0 if self.prompts.sample_columns else 1
         return own + asked * self.num_trained_steps / self.rollout.num_steps
 
@@ -300,6 +328,7 @@ class RunConfig(Strict):
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
         combinations.check_schedule(self.algorithm, self.schedule)
+        combinations.check_reference(self.algorithm, self.schedule)
         combinations.check_cost(self.max_cost, self.cluster)
         combinations.check_weights(self.rewards)
         check_given_rewards(self.rewards, self.prompts)

@@ -156,6 +156,12 @@ class ScheduleConfig(Strict):
     differs from a version that it holds, for which each device keeps what the iteration before
     ended with on its host. auto: delta from one site to another, dense within one."""
 
+    reference: Literal["training", "generation", "auto"] = "auto"
+    """Who asks the reference policy what the divergence of trained steps is taken from, with
+    algorithm.kl_coefficient above 0. training: who trains a pair, each time. generation: who
+    generated the sample, once; the answer goes with its trajectory, also to later epochs. auto:
+    training, and generation where layout auto or ``digen plan`` predict that it is faster."""
+
     helpers: Annotated[int, Field(ge=0), _WORKERS] | Literal["auto"] = "auto"
     """Trainers that may generate while they have no pairs; auto: as many as is predicted to pay."""
 

@@ -5,6 +5,7 @@ The numbers come from a scenario, from a profile file, or from the spans of the 
 
 from collections.abc import Collection
 from math import ceil
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -33,6 +34,24 @@ class Linear(Strict):
         """Return the seconds of the operation done that many times."""
         longer = {"fixed": factor * self.fixed, "per_item": factor * self.per_item}
         return self.model_copy(update=longer)
+
+    def plus(self, other: "Linear", times: float = 1.0) -> "Linear":
+        """Return the seconds of another operation on the same items more, or less; never below 0.
+
+        Args:
+            other: the operation.
+            times: how often it is done.
+        """
+        fixed = max(0.0, self.fixed + times * other.fixed)
+        per_item = max(0.0, self.per_item + times * other.per_item)
+        return self.model_copy(update={"fixed": fixed, "per_item": per_item})
+
+
+class Asks(NamedTuple):
+    """Velocities that a denoising step asks for, by who asks the reference policy."""
+
+    training: float
+    generation: float
 
 
 class DeviceCosts(Strict):
@@ -156,6 +175,27 @@ class Costs(Strict):
 
     sent: Sent = Sent()
     """What crosses them."""
+
+    reference: Literal["training", "generation"] = "training"
+    """Whose costs those of asking the reference policy are, where training compares with it."""
+
+    def asking(self, reference: Literal["training", "generation"], velocities: Asks) -> "Costs":
+        """Return what everything costs if the reference policy is asked elsewhere.
+
+        A pack asks for one velocity of each pair, which takes what it does in a denoising step.
+        Where such a step asks for none, nothing tells what that is, and they stay what they are.
+        """
+        before, after = velocities.training, velocities.generation
+        if reference == "training":
+            before, after = after, before
+        if reference == self.reference or not before:
+            return self.model_copy(update={"reference": reference})
+        kinds = {}
+        for kind, own in self.kinds.items():
+            velocity = own.step.times(1 / before)
+            pack = own.pack.plus(velocity, -1 if reference == "generation" else 1)
+            kinds[kind] = own.model_copy(update={"step": velocity.times(after), "pack": pack})
+        return self.model_copy(update={"kinds": kinds, "reference": reference})
 
     def crossing(self, sites: Collection[str], *, whole: bool = False) -> float:
         """Return the most seconds of a version from one of these sites to another.

@@ -51,10 +51,22 @@ class Candidate:
         pairs = zip(self.devices.devices, self.cluster.devices, strict=True)
         return {after.kind: after.roles for before, after in pairs if before.roles != after.roles}
 
+    def with_references(self) -> list["Candidate"]:
+        """Return it with each of those who may ask the reference policy; itself where that is said.
+
+        Its memory is as much: who may ask has the reference policy's weights anyway.
+        """
+        if not self.config.reference_is_open:
+            return [self]
+        return [
+            replace(self, config=self.config.asking("training")),
+            replace(self, config=self.config.asking("generation")),
+        ]
+
     def worth(self, seconds: float) -> float:
-        """Return seconds, made longer by what each gang, and sharded weights, have to gain."""
+        """Return seconds, made longer by what each gang has to gain, and other changes have."""
         num_changes = sum(group.members > 1 for group in self.cluster.devices)
-        num_changes += self.config.parallel.shard_weights
+        num_changes += self.config.parallel.shard_weights + self.config.generates_reference
         return seconds * (1 + MIN_GAIN * num_changes)
 
 

@@ -13,7 +13,7 @@ from digen_core.control.costs import Costs, Sent
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.job import Job
+from digen_core.planning.job import Job, costs_for
 from digen_core.planning.planner import (
     JobPlan,
     Leeway,
@@ -82,8 +82,9 @@ def plan_candidates(
     each is faster than all that take less of what is aimed at, the fastest first after the best.
 
     Args:
-        found: one at least.
-        priced: estimates what nobody measured.
+        found: one at least; where their configs leave open who asks the reference policy, either
+            may.
+        priced: estimates what nobody measured, with a reference policy that is asked in training.
         profile: costs of a run with the recipe.
         sent: bytes of the recipe, that cross links between sites.
         aim: what is the best.
@@ -91,7 +92,11 @@ def plan_candidates(
     Raises:
         UserError: the costs are not known, or nothing is left to choose from.
     """
-    jobs = [_Planned.of(candidate, priced(candidate), profile, sent) for candidate in found]
+    jobs = [
+        _Planned.of(own, priced(own), profile, sent)
+        for candidate in found
+        for own in candidate.with_references()
+    ]
     promising = sorted(jobs, key=_Planned.worth)[:NUM_PLANNED] if len(jobs) > 1 else jobs
     plans, refused = list[tuple[_Planned, list[ClusterPlan]]](), list[UserError]()
     for planned in promising:
@@ -146,7 +151,8 @@ class _Planned:
     ) -> "_Planned":
         """Return the job of a candidate, with the largest sizes up to the config's that fit."""
         room = candidate.room
-        job = Job.of(candidate.config, cluster.fleet, cluster.costs(profile, sent))
+        asked = profile and costs_for(candidate.config.asking("training"), profile)
+        job = Job.of(candidate.config, cluster.fleet, cluster.costs(asked, sent))
         most = min(job.workload.fragment_size, room.fragment_size)
         packs = min(job.workload.pack_size, room.pack_size)
         return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from digen_core.config.run import RunConfig
-from digen_core.control.costs import Costs
+from digen_core.control.costs import Asks, Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
@@ -32,7 +32,7 @@ class Job:
             workload_of(config),
             config.num_trained_steps,
             fleet,
-            costs,
+            costs_for(config, costs),
             pulls_at_once=config.pulls_at_once,
         )
 
@@ -81,6 +81,12 @@ class Job:
     def costs(self, num_rollout: int | None) -> Costs:
         """Return what everything costs, whatever the split."""
         return self.known_costs
+
+
+def costs_for(config: RunConfig, costs: Costs) -> Costs:
+    """Return costs with those of asking the reference policy where the config has it asked."""
+    asked = (config.velocities_with(references=own) for own in (False, True))
+    return costs.asking(config.who_asks_reference, Asks(*asked))
 
 
 def workload_of(config: RunConfig) -> Workload:

@@ -45,10 +45,11 @@ class Sizes:
     push_bytes: int  # trained weights of a version, with those of an old policy that generates
     step_flops: int  # one sample at one denoising step, guidance included; a mean if some steps
     # ask the reference policy too
-    pair_flops: int  # one pair: forward and backward, of the reference policy too if it is asked
+    pair_flops: int  # one pair: forward and backward, and who trains asks the reference policy
     decode_flops: int  # the VAE's, of one sample; 0 where none is decoded to be trained
     latent_bytes: int  # of one sample, as it is stored
-    trajectory_bytes: int  # latents and log-probs of one sample
+    reference_bytes: int  # velocities of the reference policy that go with one sample
+    trajectory_bytes: int  # all of one sample: latents, log-probs and those velocities
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
 
     def of_mean_size(self, cost: float) -> "Sizes":
@@ -62,12 +63,14 @@ def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
     """Return the bytes that devices send each other for a recipe.
 
     A denoising step's task hands on the latents before and after it. Where clean latents are
-    trained, the last step's are all that training takes.
+    trained, the last step's are all that training takes. With either go velocities of the
+    reference policy, where who generates asks it.
     """
     transition = 2 * sizes.latent_bytes + _FLOAT32_BYTES
+    shared = config.num_trained_steps if config.trains_clean else 1
     return Sent(
         version=sizes.push_bytes,
-        transition=transition / (config.num_trained_steps if config.trains_clean else 1),
+        transition=transition / shared + sizes.reference_bytes / config.num_trained_steps,
         condition=sizes.embedding_bytes,
         gradient_sum=sizes.trained_parameters * _FLOAT32_BYTES,
     )
@@ -99,6 +102,8 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     dtype = TORCH_DTYPES[config.model.dtype]
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
+    num_references = config.num_trained_steps * config.generates_reference
+    reference_bytes = prod(policy.latent_shape) * policy.latent_dtype.itemsize * num_references
     velocity_flops, decode_flops = step_flops(policy), _decode_flops(policy)
     encode_flops = decode_flops * config.encodings_per_step  # a VAE's halves take about as many
     return Sizes(
@@ -111,8 +116,10 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
         decode_flops=decode_flops if config.is_decoded else 0,
         latent_bytes=latent_bytes,
+        reference_bytes=reference_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
-        + _FLOAT32_BYTES * num_logprobs,
+        + _FLOAT32_BYTES * num_logprobs
+        + reference_bytes,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
     )
 
@@ -204,7 +211,7 @@ def step_flops(policy: PipelinePolicy) -> int:
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
     def pair() -> None:
-        if config.algorithm.kl_coefficient:
+        if config.algorithm.kl_coefficient and not config.generates_reference:
             with reference_weights(policy):
                 velocity_of_one(policy)
         velocity_of_one(policy).sum().backward()

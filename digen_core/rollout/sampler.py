@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rollout import RolloutConfig
-from digen_core.config.run import RunConfig
-from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
+from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.maths.kl import scaled_kl
-from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
-from digen_core.models.trainable import reference_weights
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
-from digen_core.rollout.steps import steps_of_iteration
+from digen_core.rollout.references import ReferenceUse
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
 
@@ -38,23 +35,11 @@ class DenoisedStep:
     """Samples with 0 in place of what is NaN or infinite, by their index in the group, and what."""
 
     margins: Mapping[int, Tensor] = field(default_factory=dict)
-    """Of the last step, where they are asked for: trained step -> [n], see `margins.margins`."""
+    """Of the last step, where they are asked for: trained step -> [n], see `finished.answers`."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReferenceKl:
-    """At which steps the divergence from the reference policy is taken, and on which scale."""
-
-    steps: Collection[int]
-    scaling: KlScaling
-
-    @classmethod
-    def of(cls, config: RunConfig, iteration: int) -> "ReferenceKl | None":
-        """Return what the rewards of an iteration need; None if they need no divergence."""
-        if config.algorithm.reward_kl is None:
-            return None
-        _, scaling = config.algorithm.reward_kl
-        return cls(steps_of_iteration(config, iteration).trained, scaling)
+    references: Mapping[int, Tensor] = field(default_factory=dict)
+    """Of a trained step, or all of the last one: trained step -> velocities [n, ...] of the
+    reference policy, where training is to have them."""
 
 
 def initial_latent(
@@ -111,7 +96,7 @@ def denoise(
     seed: int,
     group: tuple[int, int],
     samples: range,
-    reference: ReferenceKl | None = None,
+    reference: ReferenceUse | None = None,
     zeroed: bool = False,
 ) -> Iterator[DenoisedStep]:
     """Run some denoising steps of some samples of one group, yielding each as it is done.
@@ -140,16 +125,23 @@ def denoise(
     }
     for step in steps:
         noise_level = config.noise_level if step in noisy_steps else 0.0
-        take = partial(
-            _transition, policy, x, rows, sigmas[step : step + 2], float(sigmas[1]), noise_level
+        sigma, sigma_next = (sigmas[i].to(x.device).expand(len(x)) for i in (step, step + 1))
+        lead = partial(
+            TRANSITIONS[config.transition],
+            x,
+            sigma=sigma,
+            sigma_next=sigma_next,
+            noise_level=noise_level,
+            sigma_max=float(sigmas[1]),
         )
-        transition = take(config)
-        kl = None
-        if reference is not None and step in reference.steps:
-            with reference_weights(policy):
-                mean = take(config).mean
-            size = sigmas[step] - sigmas[step + 1]
-            kl = scaled_kl(transition.mean, mean, transition.std, size, scaling=reference.scaling)
+        transition = lead(velocity=policy.velocity(x, sigma, rows))
+        kl = base = None
+        if reference is not None and step in reference.rows:
+            base = reference.velocity(policy, step, x, sigma, rows)
+            if reference.scaling is not None:
+                size, mean = sigmas[step] - sigmas[step + 1], lead(velocity=base).mean
+                scaling = reference.scaling
+                kl = scaled_kl(transition.mean, mean, transition.std, size, scaling=scaling)
         x_next, logprob = transition.mean, None
         if noise_level:
             noise = noise_of(
@@ -164,7 +156,9 @@ def denoise(
         x_next = rounded(x_next, config.storage)
         if noise_level:
             logprob = LOGPROBS[config.transition](x_next, transition)
-        rows_found = nonfinite_rows({"latent": x_next, "log-prob": logprob, "KL": kl})
+        rows_found = nonfinite_rows(
+            {"latent": x_next, "log-prob": logprob, "KL": kl, "reference velocity": base}
+        )
         place = f"step {step} (sigma {float(sigmas[step]):.4f})" if rows_found else ""
         found = {samples[row]: f"{what} at {place}" for row, what in rows_found.items()}
         if found:
@@ -173,7 +167,10 @@ def denoise(
             x_next = with_zeros(x_next, rows_found)
             logprob = None if logprob is None else with_zeros(logprob, rows_found)
             kl = None if kl is None else with_zeros(kl, rows_found)
-        yield DenoisedStep(step, x, x_next, logprob, kl, found)
+            base = None if base is None else with_zeros(base, rows_found)
+        kept = base is not None and reference is not None and reference.kept
+        references = {step: base} if kept and base is not None else {}
+        yield DenoisedStep(step, x, x_next, logprob, kl, found, references=references)
         x = x_next
 
 
@@ -189,21 +186,4 @@ def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:
     return (
         f"iteration {group[0] + 1}, group {group[1]}: the {what} of sample {sample}{more} is NaN "
         "or infinite; check dtype and weights"
-    )
-
-
-def _transition(
-    policy: Policy,
-    x: Tensor,
-    rows: Condition,
-    sigmas: Tensor,
-    sigma_max: float,
-    noise_level: float,
-    config: RolloutConfig,
-) -> Transition:
-    """Return where a step from ``sigmas[0]`` to ``sigmas[1]`` leads with the policy's weights."""
-    sigma, sigma_next = (value.to(x.device).expand(len(x)) for value in sigmas)
-    velocity = policy.velocity(x, sigma, rows)
-    return TRANSITIONS[config.transition](
-        x, velocity, sigma, sigma_next, noise_level=noise_level, sigma_max=sigma_max
     )

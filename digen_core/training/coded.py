@@ -35,7 +35,7 @@ def agreement_of(
         config: of the run.
         gang: whose member this process is.
     """
-    pairs = replace(pairs, start_velocity=None)
+    pairs = replace(pairs, start_velocity=None, reference_velocity=None)
     with policy.cuts.uncoded():
         if isinstance(pairs, Pairs):
             pairs = as_if_sampled_now(policy, pairs, config, gang)

@@ -115,8 +115,7 @@ def _replay_loss(
     """Sum the algorithm's losses over sampled transitions."""
     reference = None
     if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            reference = transition_of(policy, pairs, config)
+        reference = _transition(pairs, _reference_velocity(policy, pairs), config)
     transition = transition_of(policy, pairs, config)
     logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
     log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
@@ -207,8 +206,7 @@ def _forward_loss(
     """
     x, reference = pairs.x, None
     if algorithm.kl_coefficient:
-        with reference_weights(policy):
-            reference = policy.velocity(x, pairs.sigma, pairs.condition)
+        reference = _reference_velocity(policy, pairs)
     velocity = policy.velocity(x, pairs.sigma, pairs.condition)
     start = velocity.detach() if pairs.start_velocity is None else pairs.start_velocity
     found = algorithm.losses(
@@ -228,6 +226,14 @@ def _forward_loss(
             max_log_ratio=float(finite.log().abs().max()),
         )
     return loss, metrics
+
+
+def _reference_velocity(policy: Policy, pairs: Pairs | CleanPairs) -> Tensor:
+    """Return the reference policy's velocity [b, ...]; who generated may have asked for it."""
+    if pairs.reference_velocity is not None:
+        return pairs.reference_velocity
+    with reference_weights(policy):
+        return policy.velocity(pairs.x, pairs.sigma, pairs.condition)
 
 
 def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:

@@ -36,6 +36,7 @@ class Pairs:
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
     sampled_by: tuple[str, ...] = ()  # [b] devices; empty: they are not known
     start_velocity: Tensor | None = None  # as below, for algorithms that compare with it
+    reference_velocity: Tensor | None = None  # as below
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class CleanPairs:
     condition: Condition  # [b, ...] each
     start_velocity: Tensor | None = None
     """[b, ...] of what generated when the iteration began; None: the trained version did."""
+    reference_velocity: Tensor | None = None
+    """[b, ...] of the reference policy, if who generated the samples asked it."""
 
     @property
     def x(self) -> Tensor:
@@ -133,10 +136,14 @@ def gather_pairs(
         )
         for name in next(iter(conditions.values()))
     }
+    reference = None
+    if config.generates_reference:
+        reference = batch(s.references[b.step][rows] for b, s, rows in found)
     if config.trains_clean:
         x_0 = batch(segment.x[rows] for _, segment, rows in found)
         noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
-        return CleanPairs(x_0, noise, advantage, noise_level(0), condition)
+        sigma = noise_level(0)
+        return CleanPairs(x_0, noise, advantage, sigma, condition, reference_velocity=reference)
     x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
     versions = torch.tensor([s.version for b, s, _ in found for _ in range(b.num_rows)])
     return Pairs(
@@ -152,6 +159,7 @@ def gather_pairs(
         is_stale=(versions < trained_from).to(device),
         noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
         sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
+        reference_velocity=reference,
     )
 
 

@@ -1,6 +1,6 @@
 """The result of a denoise task: a stretch of a fragment's trajectory, as arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class Segment:
     version: int
     sigmas: np.ndarray  # [T + 1] noise levels before and after the steps of the whole trajectory
     device: str  # that sampled
+    references: dict[int, np.ndarray] = field(default_factory=dict)
+    """Trained step -> velocities [n, ...] of the reference policy, where they are asked for."""
 
     @property
     def x(self) -> np.ndarray:

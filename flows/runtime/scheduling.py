@@ -18,11 +18,12 @@ from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.data.prompts import train_prompts
 from digen_core.errors import UserError
-from digen_core.planning.job import Job
+from digen_core.planning.job import Job, costs_for
 from digen_core.planning.model_settings import settings_folder
-from digen_core.planning.planner import Leeway, plan_job
+from digen_core.planning.planner import JobPlan, Leeway, plan_job
 from digen_core.planning.predict import fastest_mixing, predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
+from digen_core.planning.search import MIN_GAIN
 from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
 from digen_core.records import Crossing, Span
 from digen_core.trace.peaks import processor_in
@@ -59,7 +60,12 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
     _await(futures, client, config)
     cost = cost_of_default(config.model, len(prompt.images))
     found = [own.of_mean_size(cost) for own in client.gather(futures)]
-    return costs_of(dict(zip(firsts, found, strict=True)))
+    return _as_measured(config, costs_of(dict(zip(firsts, found, strict=True))))
+
+
+def _as_measured(config: RunConfig, costs: Costs) -> Costs:
+    """Return costs that say with whom those of asking the reference policy were measured."""
+    return costs.model_copy(update={"reference": config.who_asks_reference})
 
 
 def _await(futures: Sequence["Future[Measured]"], client: Client, config: RunConfig) -> None:
@@ -88,10 +94,17 @@ def resolve_layout(
     Raises:
         UserError: the devices can do none of the layouts.
     """
-    job = Job.of(config, tuple(devices), with_kinds(costs, devices))
-    best = plan_job(job, Leeway.of(config))[0]
+    ways = [config]
+    if config.reference_is_open:
+        ways = [config.asking("training"), config.asking("generation")]
+    plans = [
+        (plan_job(Job.of(own, tuple(devices), with_kinds(costs, devices)), Leeway.of(own))[0], own)
+        for own in ways
+    ]
+    best, config = min(plans, key=_worth)
     choice = best.plan.choice
-    say(f"layout auto: {choice.layout}, predicted to take {best.seconds:.3g} s an iteration")
+    asks = "; the reference policy is asked in generation" if config.generates_reference else ""
+    say(f"layout auto: {choice.layout}, predicted to take {best.seconds:.3g} s an iteration{asks}")
     resolved = {
         "layout": choice.layout,
         "helpers": choice.helpers,
@@ -105,15 +118,21 @@ def resolve_layout(
     return chosen, list(best.job.cluster(choice.num_rollout))
 
 
+def _worth(planned: tuple[JobPlan, RunConfig]) -> float:
+    """Return a plan's seconds, made longer by what another way to ask has to gain."""
+    plan, config = planned
+    return plan.seconds * (1 + MIN_GAIN * config.generates_reference)
+
+
 def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
     """Begin with the costs of the config's profile, or those that were measured."""
     config = run.config
     if run.workers.fixed_costs is not None:
         costs = run.workers.fixed_costs
     elif config.schedule.profile:
-        costs = load_profile(config.schedule.profile)
+        costs = costs_for(config, load_profile(config.schedule.profile))
     else:
-        costs = costs_of(measured)
+        costs = _as_measured(config, costs_of(measured))
     if run.workers.fixed_costs is None and len({own.site for own in run.fleet.devices}) > 1:
         costs = costs.model_copy(update={"sent": _sent(config).as_seen(costs.sent)})
     profile = Profile(with_kinds(costs, run.fleet.devices), run.fleet.devices)

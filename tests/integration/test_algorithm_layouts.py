@@ -115,6 +115,14 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
             "kl_coefficient": 0.1,
         },
     },
+    "reference asked in generation": {
+        "schedule.reference": "generation",
+        "algorithm": {**PAIRS, "kl_coefficient": 0.5},
+    },
+    "reference asked for own levels": {
+        "schedule.reference": "generation",
+        "algorithm": {"type": "dgpo", **PREFERENCES, "kl_coefficient": 0.5},
+    },
     "batch scale": {"algorithm": {**PAIRS, "advantage_scale": "batch"}},
     "largest group's scale": {"algorithm": {**PAIRS, "type": "longcat"}},
 }
@@ -126,6 +134,7 @@ QUICK = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
+    ("reference asked in generation", Case("tag", (2, 1), 2, 5, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
 ]
 

@@ -25,6 +25,8 @@ ALL_WEIGHTS = {"train.lora": None}
 TOKENS = {"parallel.context_parallel": 2}
 SHARDS = {"parallel.shard_weights": True}
 DELTAS = {"schedule.push": "delta"}
+KL = {"algorithm.kl_coefficient": 0.1}
+GENERATED = KL | {"schedule.reference": "generation"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ CASES = [
     GangCase("tsp", settings=TOKENS, dtype="float32"),
     GangCase("tsp", settings=ALL_WEIGHTS | SHARDS | DELTAS),
     GangCase("gap", trainers=("gang-1", "single"), settings=ALL_WEIGHTS | DELTAS),
-    GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | {"algorithm.kl_coefficient": 0.1}),
+    GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | KL),
+    GangCase("elastic", helping=True, settings=TOKENS | SHARDS | GENERATED),
+    GangCase("tsp", trainers=("single", "gang-1"), settings=ALL_WEIGHTS | GENERATED),
 ]
 EXPERTS = [
     GangCase("tsp", rollout="single"),  # whose packs members share by rows

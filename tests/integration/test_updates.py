@@ -83,6 +83,8 @@ AWM = {
 DANCE = {"type": "dance_grpo", "steps_drawn_for": "sample", "trained_fraction": 0.7}
 DELTAS = {"schedule.push": "delta"}  # of a version without what generated beside it
 DGPO = {"type": "dgpo", "num_levels": 2, "trained_fraction": 1.0}
+GENERATED = {"schedule.reference": "generation"}  # once, for all epochs
+KL = {"kl_coefficient": 0.5, "clip_range": 1e-4}
 COMPARING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), SAMPLES, NFT),
     (Case("tcss", (2, 1), 2, 8, share=1.0), BOTH, LAGGING),
@@ -96,6 +98,8 @@ COMPARING = [
     (Case("elastic", (2, 1), 2, 3), SAMPLES, {**DGPO, "old_policy_decay": "low_ramp"}),
     (Case("gap", (2, 1), 2, 3), GROUPS, {**DGPO, "type": "dpo"}),
     (Case("tcss", (2, 1), 2, 3, share=1.0), BOTH, {**DANCE, "clip_range": 1e-4}),
+    (Case("tsp", (1, 2), 2, 3), {**EPOCHS, **GENERATED}, KL),
+    (Case("elastic", (2, 1), 2, 3), {**SAMPLES, **GENERATED}, {**DANCE, **KL}),
 ]
 
 

@@ -46,15 +46,15 @@ def denoised(tiny_flux, tmp_path, monkeypatch):
 
 def test_margins_that_do_not_fit_are_taken_of_fewer_samples(denoised, monkeypatch):
     whole, facts = denoised()
-    taken, with_margins = [], rollout.with_margins
+    taken, with_answers = [], rollout.with_answers
 
     def of_two_at_most(last, *arguments, **settings):
         taken.append(settings["samples"])
         if len(settings["samples"]) > 2:
             raise torch.OutOfMemoryError("there is no more")
-        return with_margins(last, *arguments, **settings)
+        return with_answers(last, *arguments, **settings)
 
-    monkeypatch.setattr(rollout, "with_margins", of_two_at_most)
+    monkeypatch.setattr(rollout, "with_answers", of_two_at_most)
     again, found = denoised()
     assert taken == [range(4), range(2), range(2, 4)]
     assert (facts.num_parts, found.num_parts) == (1, 2)

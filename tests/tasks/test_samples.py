@@ -109,15 +109,15 @@ def test_an_image_that_becomes_nan_ends_the_run_or_drops_its_group(algorithm, de
 
 def test_margins_that_do_not_fit_are_taken_of_fewer_samples(device, monkeypatch):
     _, _, run = device(algorithm=DGPO)
-    taken, with_margins = [], samples.with_margins
+    taken, with_answers = [], samples.with_answers
 
     def of_two_at_most(last, *arguments, **settings):
         taken.append(settings["samples"])
         if len(settings["samples"]) > 2:
             raise torch.OutOfMemoryError("there is no more")
-        return with_margins(last, *arguments, **settings)
+        return with_answers(last, *arguments, **settings)
 
-    monkeypatch.setattr(samples, "with_margins", of_two_at_most)
+    monkeypatch.setattr(samples, "with_answers", of_two_at_most)
     _, facts = run()
     assert taken == [range(4), range(2), range(2, 4)]
     assert facts.num_parts == 2

@@ -59,7 +59,7 @@ def plan(
     if estimated or cluster.links:
         from deployments.views.size import size  # torch and diffusers: seconds to import
 
-        sizes = size(config)
+        sizes = size(config.asking("training"))
         priced = _estimating(sizes) if estimated else priced
         sent = _sent(config, sizes) if cluster.links else None
     plans = plan_candidates(found, priced, profile, sent, aim)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import ClusterPlan
@@ -36,6 +37,7 @@ class Row:
     assistants: int  # rollout devices that may train
     stale_share: float  # of the groups
     max_staleness: int  # versions that these may be behind
+    reference: str | None  # who asks the reference policy, as in schedule.reference; None: nobody
     fragment_size: int
     pack_size: int
     seconds: float  # per iteration
@@ -95,6 +97,7 @@ def row_of(plan: ClusterPlan, estimated: bool) -> Row:
         assistants=choice.assistants,
         stale_share=choice.stale_share,
         max_staleness=choice.max_staleness,
+        reference=_reference_in(plan.candidate.config),
         fragment_size=work.fragment_size,
         pack_size=work.pack_size,
         seconds=own.seconds,
@@ -112,6 +115,11 @@ def row_of(plan: ClusterPlan, estimated: bool) -> Row:
         cuts=[cut.model_dump() for cut in plan.candidate.config.model.cuts],
         ranks=plan.candidate.ranks,
     )
+
+
+def _reference_in(config: RunConfig) -> str | None:
+    """Return who asks the reference policy, if training compares with it."""
+    return config.schedule.reference if config.algorithm.kl_coefficient else None
 
 
 def _left_out(cluster: Cluster, used: Collection[str]) -> dict[str, int]:

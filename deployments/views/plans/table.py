@@ -161,6 +161,7 @@ def toml_of(row: Row) -> str:
         f"assistants = {row.assistants}",
         f"max_stale_share = {row.stale_share}",
         f"max_staleness = {row.max_staleness}",
+        *([f'reference = "{row.reference}"'] if row.reference else []),
     ]
     for cut in row.cuts:
         lines += ["[[model.cuts]]", f"block = {cut['block']}"]

@@ -151,3 +151,11 @@ def test_adaptive_staleness_in_every_layout_that_may_be_stale():
     for layout in ("tcss", "elastic", "auto"):
         schedule = {"layout": layout, "max_stale_share": 0.5, "max_stale_clipped": 0.0}
         assert RunConfig.model_validate({"schedule": schedule}).schedule.max_stale_clipped == 0
+
+
+def test_a_reference_policy_that_nobody_compares_with_is_not_asked():
+    tree = {"schedule": {"reference": "generation"}, "algorithm": {"kl_coefficient": 0.0}}
+    with pytest.raises(ValidationError, match=r"'generation', but algorithm.kl_coefficient is 0"):
+        RunConfig.model_validate(tree)
+    tree["algorithm"]["kl_coefficient"] = 0.1
+    assert RunConfig.model_validate(tree).generates_reference

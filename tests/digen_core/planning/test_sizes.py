@@ -27,6 +27,7 @@ from digen_core.planning.sizes import (
     Sizes,
     cost_of_default,
     costs_of_sizes,
+    sent_of,
     sizes_of,
     step_flops,
 )
@@ -295,6 +296,28 @@ def test_what_a_pair_costs_in_forward_passes(tiny_families):
     assert everything + 0.8 < again <= everything + 1
     with_reference = passes({"rank": 3}, algorithm={"kl_coefficient": 0.1})
     assert with_reference == pytest.approx(adapters + 1, abs=0.1)  # whose adapters are off
+
+
+def test_who_generates_may_ask_the_reference_policy(tiny_families):
+    """Of 4 steps 2 are trained: half a velocity more of a step, one less of a pair."""
+    folder = Path(tiny_families["flux"])
+    config = config_of(
+        "flux",
+        algorithm={"kl_coefficient": 0.1, "trained_fraction": 0.5},
+        rollout={"num_steps": 4},
+    )
+    asked, given = (sizes_of(config.asking(who), folder) for who in ("training", "generation"))
+    assert given.step_flops == round(1.5 * asked.step_flops)
+    assert given.pair_flops == pytest.approx(asked.pair_flops - asked.step_flops, rel=0.01)
+    numbers = given.latent_bytes // 4
+    assert (asked.reference_bytes, given.reference_bytes) == (0, 2 * 4 * numbers)
+    more = given.trajectory_bytes - asked.trajectory_bytes
+    assert more == given.reference_bytes
+    sent = [
+        sent_of(config.asking(who), own).transition
+        for who, own in (("training", asked), ("generation", given))
+    ]
+    assert sent[1] - sent[0] == 4 * numbers  # of each trained step
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Denoising: the same trajectory however it is cut, and noise that is named, not drawn in order."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -12,7 +13,8 @@ from digen_core.data.prompts import Prompt
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
-from digen_core.rollout.sampler import ReferenceKl, denoise, initial_latent
+from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE, NOISE, noise_of
 from support.tiny_policies import load_trainable, moved_weights
 
@@ -75,7 +77,7 @@ def assert_close(got, expected, tolerance):
 @pytest.mark.parametrize("scaling", ["gaussian", "flowgrpo"])
 def test_the_divergence_from_the_base_model_by_hand(policy, scaling):
     # dance's mean moves by the velocities' difference times dt (1 + g^2 (1 - sigma) / (2 sigma)).
-    g, reference = 0.3, ReferenceKl((0, 2), scaling)
+    g, reference = 0.3, ReferenceUse(dict.fromkeys((0, 2), range(4)), scaling)
     changes = {"transition": "dance", "noise_level": g}
     steps = run(policy, reference=reference, **changes)
     plain = run(policy, **changes)
@@ -97,6 +99,23 @@ def test_the_divergence_from_the_base_model_by_hand(policy, scaling):
         factor = dt if scaling == "flowgrpo" else 1.0
         torch.testing.assert_close(step.kl, factor * expected, rtol=1e-9, atol=0)
         assert (step.kl > 0).all()
+
+
+def test_velocities_of_the_reference_policy_are_kept_for_training(policy):
+    kept = ReferenceUse(dict.fromkeys((0, 2), range(4)), kept=True)
+    steps = run(policy, reference=kept)
+    assert_close(steps, run(policy), 0)  # asking changes nothing that is sampled
+    assert [list(step.references) for step in steps] == [[0], [], [2], []]
+    assert all(step.kl is None for step in steps)
+    rows = {
+        name: value.expand(4, *value.shape[1:]).contiguous()
+        for name, value in policy.encode(["a red circle"]).items()
+    }
+    sigma = policy.sigmas(CONFIG.num_steps)[2].expand(4)
+    with torch.no_grad(), reference_weights(policy):
+        expected = policy.velocity(steps[2].x, sigma, rows)
+    assert torch.equal(steps[2].references[2], expected)
+    assert not any(step.references for step in run(policy, reference=replace(kept, kept=False)))
 
 
 # --- how the work is cut ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.maths.flow_sde import LOGPROBS, flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.rollout.sampler import denoise, initial_latent
+from digen_core.training import gradient
 from digen_core.training.gradient import Agreement, PackMetrics, add_metrics, pack_loss
 from digen_core.training.gradient_sum import (
     GradientSum,
@@ -409,6 +410,28 @@ def test_kl_by_hand(policy, segment):
         config = config_of(rollout, kl_coefficient=1.0, kl=kl, clip_range=0.99)
         result = pack_gradient(policy, pairs, config)
         assert result.metrics.kl == pytest.approx(factor * expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [{"kl": "gaussian"}, {"type": "diffusion_nft"}])
+def test_a_reference_that_came_with_the_samples_is_not_asked_again(
+    policy, segment, algorithm, monkeypatch
+):
+    algorithm = {**algorithm, "kl_coefficient": 0.5}
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    pairs = pairs_of(policy, segment, pack, **algorithm)
+    asked = gradient_of(policy, pairs, **algorithm)
+    with torch.no_grad(), reference_weights(policy):
+        base = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+
+    def refuse(policy):
+        raise AssertionError("the reference policy is asked")
+
+    monkeypatch.setattr(gradient, "reference_weights", refuse)
+    given = gradient_of(policy, replace(pairs, reference_velocity=base), **algorithm)
+    assert given.metrics == asked.metrics
+    assert_close(given.gradient, asked.gradient, 1e-15)
+    moved = gradient_of(policy, replace(pairs, reference_velocity=base + 0.1), **algorithm)
+    assert moved.metrics.kl > asked.metrics.kl, "what came is what counts"
 
 
 def test_advantages_may_differ_between_the_steps_of_a_sample(policy, segment):

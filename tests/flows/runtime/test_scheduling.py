@@ -126,6 +126,23 @@ def test_what_auto_chose_is_a_config_that_a_resumed_run_reads():
     assert set(bounds) == {0.3, None}
 
 
+@pytest.mark.parametrize(("pack", "who"), [(9.0, "generation"), (0.5, "training")])
+def test_auto_has_the_reference_policy_asked_by_who_is_not_waited_for(pack, who):
+    """Who trains is waited for where packs are dear, and who generates where they are cheap."""
+    kind = next(iter(COSTS.kinds.values()))
+    kind = kind.model_copy(update={"pack": Linear(fixed=pack, per_item=pack)})
+    costs = COSTS.model_copy(update={"kinds": dict.fromkeys(COSTS.kinds, kind)})
+    asked = config(layout="auto", helpers=0, assistants=0).model_copy(
+        update={"algorithm": config().algorithm.model_copy(update={"kl_coefficient": 0.1})}
+    )
+    chosen, _ = resolve_layout(asked, SPLIT, costs)
+    assert chosen.who_asks_reference == who
+    assert chosen.schedule.reference == who
+    for said in ("training", "generation"):
+        kept, _ = resolve_layout(asked.asking(said), SPLIT, costs)
+        assert kept.schedule.reference == said
+
+
 def test_help_that_is_asked_for_and_not_there():
     with pytest.raises(UserError, match="no split of 2 devices has"):
         resolve_layout(config(layout="auto", helpers=7), SPLIT, COSTS)
