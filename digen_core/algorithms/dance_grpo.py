@@ -3,6 +3,7 @@
 from typing import Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from digen_core.algorithms.base import Steps, check_fraction
@@ -58,9 +59,7 @@ class DanceGrpo(PolicyGradient):
         noisy = tuple(range(num_steps - 1))
         if self.steps_drawn_for == "sample":
             return Steps(noisy, noisy)
-        (drawn,) = random_trained_steps(
-            1, num_steps, fraction=self.trained_fraction, generator=generator
-        )
+        (drawn,) = self._drawn(1, num_steps, generator)
         return Steps(noisy, tuple(int(step) for step in drawn))
 
     def own_steps(
@@ -69,7 +68,12 @@ class DanceGrpo(PolicyGradient):
         """Return what is drawn for each sample; empty where it is drawn for the iteration."""
         if self.steps_drawn_for == "iteration":
             return ()
-        drawn = random_trained_steps(
-            num_samples, num_steps, fraction=self.trained_fraction, generator=generator
-        )
+        drawn = self._drawn(num_samples, num_steps, generator)
         return tuple(tuple(int(step) for step in own) for own in drawn)
+
+    def _drawn(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
+        """Return [num_samples, K] of all steps but the last."""
+        trained = self.num_trained(num_steps)
+        return random_trained_steps(num_samples, num_steps - 1, trained, generator)

@@ -8,6 +8,7 @@ from pydantic import Field
 from digen_core.algorithms.base import Steps, check_fraction
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.maths.names import AdvantageMode
+from digen_core.maths.windows import random_trained_steps
 
 if TYPE_CHECKING:
     from digen_core.maths.replay import ForwardLoss, Noised
@@ -28,7 +29,11 @@ class DiffusionNft(ForwardProcess):
     """Weight of the mean squared distance of velocities to the reference policy's."""
 
     trained_fraction: float = Field(0.99, gt=0, le=1)
-    """Share of the schedule's noise levels that is trained, from the highest one."""
+    """Share of the schedule's noise levels that each sample trains."""
+
+    own_levels: bool = False
+    """Whether each sample trains levels of its own, drawn from all of the schedule, as published;
+    otherwise all train the first ones, from the highest one."""
 
     def num_trained(self, num_steps: int) -> int:
         """Return the trained noise levels of a sample."""
@@ -39,8 +44,22 @@ class DiffusionNft(ForwardProcess):
         check_fraction(self.trained_fraction, self.num_trained(num_steps), num_steps)
 
     def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
-        """Return the first noise levels of the schedule as trained; no step is noisy."""
-        return Steps((), tuple(range(self.num_trained(num_steps))))
+        """Return the first noise levels of the schedule as trained; no step is noisy.
+
+        Where each sample has its own, all of them are trained by some.
+        """
+        count = num_steps if self.own_levels else self.num_trained(num_steps)
+        return Steps((), tuple(range(count)))
+
+    def own_steps(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the levels that are drawn for each sample; empty where all train the first."""
+        if not self.own_levels:
+            return ()
+        trained = self.num_trained(num_steps)
+        drawn = random_trained_steps(num_samples, num_steps, trained, generator)
+        return tuple(tuple(int(level) for level in own) for own in drawn)
 
     def losses(self, pairs: "Noised") -> "ForwardLoss":
         """Return one loss per pair, [B]."""

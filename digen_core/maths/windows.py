@@ -3,7 +3,8 @@
 FlowGRPO trains the first share of all steps; Flow-GRPO-Fast trains a window whose place is drawn
 anew. We draw it once for an iteration from the run's seed, so that all samples of all groups share
 it whatever device they run on; a window per request biases the spread of rewards in a group.
-DanceGRPO trains a random subset of the steps of each sample. MixGRPO's windows are in mix_grpo.py.
+DanceGRPO and DiffusionNFT train a random subset of the steps, or noise levels, of each sample.
+MixGRPO's windows are in mix_grpo.py.
 """
 
 import numpy as np
@@ -50,27 +51,27 @@ def stratified_steps(
 
 
 def random_trained_steps(
-    num_samples: int, num_steps: int, *, fraction: float, generator: np.random.Generator
+    num_samples: int, num_steps: int, num_trained: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Return DanceGRPO's [num_samples, K] trained steps, drawn for each sample; rows ascend.
+    """Return [num_samples, num_trained] steps, drawn for each sample without repeats; rows ascend.
 
-    All steps have noise; K = floor(fraction * (num_steps - 1)) of them are trained, of all but the
-    last one. DanceGRPO (arXiv:2505.07818) trains them in the order drawn, which no sum sees.
+    Sources: DanceGRPO (arXiv:2505.07818), whose code draws of all steps but the last; DiffusionNFT
+    (arXiv:2509.16117), whose code draws of all noise levels of the schedule. Both train them in the
+    order drawn, which no sum sees.
 
     Args:
-        num_samples: of the iteration.
-        num_steps: denoising steps of a trajectory.
-        fraction: published 0.6.
-        generator: of the iteration.
+        num_samples: of the iteration or of a group.
+        num_steps: the first ones, of which they are drawn.
+        num_trained: of each sample; published floor(0.6 * 15), floor(0.99 * 10).
+        generator: of the iteration or the group.
 
     Raises:
-        ValueError: if K is 0 or more than all steps but the last.
+        ValueError: if none is trained, or more than there are.
     """
-    num_trained = int((num_steps - 1) * fraction)
-    if not 1 <= num_trained < num_steps:
+    if not 1 <= num_trained <= num_steps:
         raise ValueError(
-            f"fraction {fraction} of {num_steps - 1} steps is {num_trained}; it must be at least "
-            "one and at most all of them"
+            f"num_trained ({num_trained}) of {num_steps} steps must be at least one and at most "
+            "all of them"
         )
-    candidates = np.tile(np.arange(num_steps - 1), (num_samples, 1))
+    candidates = np.tile(np.arange(num_steps), (num_samples, 1))
     return np.sort(generator.permuted(candidates, axis=1)[:, :num_trained], axis=1)

@@ -90,6 +90,10 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "rollout.num_steps": 6,
         "algorithm": {"type": "dance_grpo", "clip_range": 1e-5, "steps_drawn_for": "sample"},
     },
+    "own levels": {
+        "rollout.num_steps": 5,
+        "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.6, "own_levels": True},
+    },
     "best of three": {
         "rollout.initial_noise": "group",
         "algorithm": {**GUARD, **BOUNDS, "best_of": 3, "correction": "reject"},
@@ -136,6 +140,7 @@ QUICK = [
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
     ("reference asked in generation", Case("tag", (2, 1), 2, 5, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
+    ("own levels", Case("tsp", (2, 2), 2, 3)),  # of DiffusionNFT
 ]
 
 

@@ -88,7 +88,7 @@ KL = {"kl_coefficient": 0.5, "clip_range": 1e-4}
 COMPARING = [
     (Case("elastic", (2, 2), 2, 3, helping=True, pauses=True), SAMPLES, NFT),
     (Case("tcss", (2, 1), 2, 8, share=1.0), BOTH, LAGGING),
-    (Case("colocated-strong", (2,), 4, 3), GROUPS, LAGGING),
+    (Case("colocated-strong", (2,), 4, 3), GROUPS, {**LAGGING, "own_levels": True}),
     (Case("gap", (1, 2), 2, 8, dtype="float32"), EPOCHS, NFT),
     (Case("tag", (2, 2), 2, 3, helping=True), {**GROUPS, **DELTAS}, CORRECTED),
     (Case("tcss", (1, 2), 4, 8, share=0.5), SAMPLES, CORRECTED),

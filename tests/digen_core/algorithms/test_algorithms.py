@@ -49,6 +49,38 @@ def test_too_few_steps_are_refused(algorithm):
         algorithm.model_copy(update=changes).check_steps(5)
 
 
+OWN = [
+    ALGORITHMS["dance_grpo"](steps_drawn_for="sample"),
+    ALGORITHMS["diffusion_nft"](own_levels=True, trained_fraction=0.7),
+]
+
+
+@pytest.mark.parametrize("algorithm", OWN, ids=ids)
+@given(st.integers(3, 60), st.integers(1, 9), st.integers(0, 2**32))
+def test_steps_of_samples_are_as_many_as_promised_of_those_of_the_iteration(
+    algorithm, num_steps, num_samples, seed
+):
+    own = algorithm.own_steps(num_samples, num_steps, np.random.default_rng(seed))
+    trained = algorithm.steps(num_steps, 0, np.random.default_rng(seed)).trained
+    assert len(own) == num_samples
+    for steps in own:
+        assert len(steps) == algorithm.num_trained(num_steps)
+        assert list(steps) == sorted(set(steps))
+        assert set(steps) <= set(trained)
+
+
+def test_noise_levels_of_samples_are_any_of_the_schedule():
+    published = ALGORITHMS["diffusion_nft"](own_levels=True)
+    assert published.steps(10, 0, np.random.default_rng(0)).trained == tuple(range(10))
+    own = published.own_steps(200, 10, np.random.default_rng(0))
+    left_out = [set(range(10)) - set(levels) for levels in own]
+    assert all(len(levels) == 1 for levels in left_out)
+    assert set.union(*left_out) == set(range(10)), "the least noisy one, too, is trained by some"
+    first = ALGORITHMS["diffusion_nft"]()
+    assert first.own_steps(200, 10, np.random.default_rng(0)) == ()
+    assert first.steps(10, 0, np.random.default_rng(0)).trained == tuple(range(9))
+
+
 def test_each_is_of_one_kind():
     for algorithm in EVERY:
         assert isinstance(algorithm, PolicyGradient) != isinstance(algorithm, ForwardProcess)

@@ -13,7 +13,6 @@ from hypothesis import given
 
 from digen_core.maths.grpo import squared_log_ratio
 from digen_core.maths.mix_grpo import mix_grpo_window
-from digen_core.maths.windows import random_trained_steps
 
 DEFAULTS = {
     "num_steps": 6,
@@ -139,35 +138,3 @@ def test_squared_log_ratio_by_hand():
     assert logprob.grad is not None
     torch.testing.assert_close(logprob.grad, torch.tensor([0.2, 0.0]))
     assert behaviour.grad is None
-
-
-# --- DanceGRPO's random steps
-
-
-@given(st.integers(2, 25), st.floats(0.01, 1), st.integers(0, 2**32 - 1))
-def test_random_steps_are_distinct_and_never_the_last(num_steps: int, fraction: float, seed: int):
-    num_trained = int((num_steps - 1) * fraction)
-    if num_trained == 0:
-        return
-    got = random_trained_steps(
-        5, num_steps, fraction=fraction, generator=np.random.default_rng(seed)
-    )
-    assert got.shape == (5, num_trained)
-    assert (np.diff(got, axis=1) > 0).all()
-    assert got.min() >= 0
-    assert got.max() < num_steps - 1
-
-
-def test_random_steps_of_the_published_setting():
-    got = random_trained_steps(4000, 16, fraction=0.6, generator=np.random.default_rng(0))
-    assert got.shape == (4000, 9)
-    counts = np.bincount(got.flatten(), minlength=16)
-    assert counts[15] == 0
-    assert abs(counts[:15] - 2400).max() < 155  # 5 standard deviations
-    assert len({tuple(row) for row in got.tolist()}) > 2000  # drawn for each sample anew
-
-
-@pytest.mark.parametrize(("num_steps", "fraction"), [(16, 0.05), (16, 1.1), (1, 1.0)])
-def test_fractions_of_nothing_are_refused(num_steps: int, fraction: float):
-    with pytest.raises(ValueError, match="at least one"):
-        random_trained_steps(2, num_steps, fraction=fraction, generator=np.random.default_rng(0))
