@@ -3,6 +3,7 @@
 The source is that of `digen_core.maths.dgpo`.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +13,8 @@ from digen_core.algorithms.base import Steps
 from digen_core.algorithms.forward_process import ForwardProcess
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from digen_core.maths.advantages import Scored, Signal
     from digen_core.maths.ddpo import RewardHistory
     from digen_core.maths.replay import ForwardLoss, Noised
@@ -56,6 +59,15 @@ class Preferences(ForwardProcess):
         drawn = generator.choice(there, size=self.num_levels, replace=False)
         return Steps((), tuple(sorted(int(step) for step in drawn)))
 
+    @abstractmethod
+    def compared(self, rewards: "Tensor", margins: "Tensor") -> "Tensor":
+        """Return [P, K]: how much higher the implicit reward of the better of two samples is.
+
+        Args:
+            rewards: [G] of a group, of which P pairs are compared.
+            margins: [G, K] of its samples.
+        """
+
 
 class Dgpo(Preferences):
     """DGPO: matching of good samples and its opposite of bad ones, weighted by the whole group."""
@@ -81,6 +93,12 @@ class Dgpo(Preferences):
             found.advantages, scored.step_values, scored.owner, beta=self.beta
         )
         return found._replace(advantages=values)
+
+    def compared(self, rewards: "Tensor", margins: "Tensor") -> "Tensor":
+        """Return [P, K] of all pairs of unequal rewards."""
+        from digen_core.maths.dgpo import implicit_differences
+
+        return implicit_differences(rewards, margins, beta=self.beta)
 
     def losses(self, pairs: "Noised") -> "ForwardLoss":
         """Return one loss per pair, [B]."""

@@ -11,6 +11,8 @@ from digen_core.algorithms.base import refuse_unused
 from digen_core.algorithms.dgpo import Preferences
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from digen_core.maths.advantages import Scored, Signal
     from digen_core.maths.ddpo import RewardHistory
     from digen_core.maths.replay import ForwardLoss, Noised
@@ -67,6 +69,15 @@ class Dpo(Preferences):
             chosen[trained], scored.step_values[trained], scored.owner[trained], beta=self.beta
         )
         return Signal(values, flat, history)
+
+    def compared(self, rewards: "Tensor", margins: "Tensor") -> "Tensor":
+        """Return [P, K] of the best sample and the worst; of equal rewards P is 0."""
+        import torch
+
+        from digen_core.maths.dgpo import best_and_worst, implicit_differences
+
+        trained = best_and_worst(rewards, torch.zeros(len(rewards), dtype=torch.long)).bool()
+        return implicit_differences(rewards[trained], margins[trained], beta=self.beta / 2)
 
     def losses(self, pairs: "Noised") -> "ForwardLoss":
         """Return one loss per pair, [B]."""

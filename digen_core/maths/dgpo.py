@@ -13,6 +13,9 @@ x = (1 - sigma) x_0 + sigma * noise, the same noise for all samples of a group w
              w = sigmoid(beta / 2 * (margin_best - margin_worst))
              loss = mean of beta * w * A * l      its gradient is that of
              mean of -log sigmoid(-beta / 2 * (l_best - l_worst - (the same of the reference)))
+    implicit reward
+             -beta * margin of DGPO, -beta / 2 * margin of DPO: a preference of two samples is
+             ranked rightly where that of the better one is higher (Diffusion-DPO's implicit_acc)
     clipped  l has no gradient where ratio = exp(l_start - l) is above 1 + clip_range and A > 0, or
              below 1 - clip_range and A <= 0; l_start is of what generated when the iteration began
 
@@ -95,6 +98,39 @@ def best_and_worst(rewards: Tensor, owner: Tensor) -> Tensor:
         ranked = ranked[rewards[ranked].argsort(stable=True)]
         chosen[ranked[-1]], chosen[ranked[0]] = 1.0, -1.0
     return chosen
+
+
+def implicit_differences(rewards: Tensor, margins: Tensor, *, beta: float) -> Tensor:
+    """Return [P, K] float64: by how much the better of two samples has the higher implicit reward.
+
+    Args:
+        rewards: [G] of one group; its P pairs are those of unequal ones.
+        margins: [G, K] by which each sample's loss is above the reference's at each level.
+        beta: factor of the implicit reward, which is -beta * margin.
+
+    Raises:
+        ValueError: shapes do not match.
+    """
+    if rewards.ndim != 1 or margins.ndim != 2 or len(margins) != len(rewards):
+        raise ValueError(
+            f"rewards {list(rewards.shape)} and margins {list(margins.shape)} must be [G], [G, K]"
+        )
+    better, worse = (rewards[:, None] > rewards[None, :]).nonzero(as_tuple=True)
+    implicit = -beta * margins.double()
+    return implicit[better] - implicit[worse]
+
+
+def share_ranked_rightly(differences: Tensor) -> float:
+    """Return the share of differences [P, K] above 0, and half of those that are 0.
+
+    Diffusion-DPO's code counts a tie as wrong, so it has 0 where nothing has been learnt yet.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not differences.numel():
+        raise ValueError("there is no pair of samples of unequal rewards")
+    return float(((differences.sign() + 1) / 2).mean())
 
 
 def preference_loss(

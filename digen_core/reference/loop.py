@@ -38,9 +38,9 @@ from digen_core.reference.group import (
     step_kl,
     step_margins,
 )
+from digen_core.reference.metrics import Columns, sample_means
 from digen_core.rewards.asked import Asked
-from digen_core.rewards.failures import component_means, settle
-from digen_core.rewards.relative import without_relative
+from digen_core.rewards.failures import settle
 from digen_core.rewards.scoring import RewardFn, score_images
 from digen_core.rollout.seen import as_seen
 from digen_core.training.advantages import advantages_of
@@ -53,9 +53,6 @@ from digen_core.training.optimizer import (
     step_average,
 )
 from digen_core.transport.arrays import Weights
-
-Columns = dict[str, np.ndarray]
-"""Rewards and their components of the samples of a group, each [G]."""
 
 
 @dataclass
@@ -204,7 +201,7 @@ def _rollout(
         groups[index].chosen = list(found.chosen[index]) if found.chosen else None
     sound = [index for index in columns if index not in dropped]
     own = {index: of_steps[index] for index in sound if index in of_steps}
-    row = _means(config, [columns[index] for index in sound], list(own.values()))
+    row = sample_means(config, {index: columns[index] for index in sound}, own)
     row["groups/zero_variance"] = float(len(set(found.skipped) - dropped))
     row["numerics/dropped_groups"] = float(len(dropped))
     if config.rollout.refill:
@@ -237,20 +234,6 @@ def _asked(
         return {}
     set_weights(policy, weights)
     return {index: step_margins(config, group)}
-
-
-def _means(
-    config: RunConfig, columns: list[Columns], of_steps: list[np.ndarray]
-) -> dict[str, float]:
-    """Return the means over all samples of some groups; without groups there are none."""
-    if not columns:
-        return {}
-    scored = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
-    means = component_means(without_relative(scored, config.rewards))
-    row = {"reward/mean": means.pop("reward")} if "reward" in means else {}
-    row |= {f"reward/{name}": mean for name, mean in means.items()}
-    name = "kl" if config.kl_reward else "margin"
-    return {**row, f"reward/{name}": float(np.mean(of_steps))} if of_steps else row
 
 
 def _train(

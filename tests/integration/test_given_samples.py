@@ -29,7 +29,7 @@ CASES = [
 @pytest.mark.parametrize(("job", "case"), marked(CASES, (2,), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(job, case, run_layout, tmp_path):
     found = run_layout(case, **write_samples(tmp_path), **job)
-    check_weights(found)
+    serial = check_weights(found)
     spans = [span for span in found.spans if span.kind in ("denoise", "samples")]
     assert {span.kind for span in spans} == {"samples"}
     assert {(span.first_step, span.end_step) for span in spans} == {(0, 4)}
@@ -42,6 +42,15 @@ def test_weights_equal_the_serial_reference(job, case, run_layout, tmp_path):
     for record in found.records:
         assert "reward/preferred/score" not in record.metrics  # its mean tells nothing
         assert "reward/smooth_rewards:brightness/score" in record.metrics
+        names = ["preference/accuracy", "preference/margin"] if job is DPO else []
+        assert [name for name in record.metrics if name.startswith("preference/")] == names
+        for name in names:
+            expected = serial.metrics[record.iteration][name]
+            assert record.metrics[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    if job is DPO:
+        learnt = [record.metrics["preference/accuracy"] for record in found.records]
+        assert learnt[0] == 0.5, "the base model prefers none"
+        assert learnt[-1] > 0.5
 
 
 @pytest.mark.parametrize("job", [DPO, NFT], ids=["dpo", "diffusion_nft"])

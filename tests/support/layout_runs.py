@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prefect import flow
@@ -17,6 +17,9 @@ from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.records import IterationRecord, Span
 from support.runs import TOLERANCE, Watch, distance, initial, merged, reference
+
+if TYPE_CHECKING:
+    from digen_core.reference.loop import SerialRun
 
 MAX_WORKERS = 4
 JOB = {
@@ -261,8 +264,8 @@ def serial_runs() -> dict:
     return {}
 
 
-def check_weights(run: Run, tolerance: float | None = None, *, version: int = 3) -> None:
-    """Compare with the serial loop that generates with the run's versions.
+def check_weights(run: Run, tolerance: float | None = None, *, version: int = 3) -> "SerialRun":
+    """Compare with the serial loop that generates with the run's versions, and return that.
 
     The largest difference relative to the largest weight is below ``tolerance``; None: that of the
     model's dtype. The run ended at ``version``.
@@ -280,3 +283,4 @@ def check_weights(run: Run, tolerance: float | None = None, *, version: int = 3)
     bound = tolerance or TOLERANCE[config.model.dtype]
     assert (found := distance(state.weights, serial.weights)) < bound, found
     assert distance(state.ema, serial.ema) < bound
+    return serial

@@ -9,6 +9,7 @@ from digen_core.control.protocol import Fragment
 from digen_core.records import Picture, SampleRow
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import Advantages
+from digen_core.training.preferences import preference_metrics
 from digen_core.transport.images import keep_source, name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
@@ -205,8 +206,17 @@ class SampleRecorder:
         name = "margin" if self._run.config.algorithm.needs_margins else "kl"
         return {
             **reward_metrics(self._run.config.rewards, groups, self._dropped, **{name: asked}),
+            **self._preference_metrics(groups),
             "groups/zero_variance": float(len(self._skipped - self._dropped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
             "numerics/nonfinite_samples": float(sum(map(len, self._nonfinite.values()))),
             "numerics/dropped_groups": float(len(self._dropped)),
         }
+
+    def _preference_metrics(self, groups: Mapping[int, dict[str, np.ndarray]]) -> dict[str, float]:
+        if not any(self._step_values.values()):
+            return {}
+        kept = [group for group in groups if group not in self._dropped]
+        rewards = {group: groups[group]["reward"] for group in kept}
+        margins = {group: self.step_values_of(group) for group in kept}
+        return preference_metrics(self._run.config.algorithm, rewards, margins)

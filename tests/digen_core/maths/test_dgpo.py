@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from digen_core.algorithms import ALGORITHMS
 from digen_core.maths.advantages import Scored
-from digen_core.maths.dgpo import best_and_worst, group_weights, matching_loss, preference_loss
+from digen_core.maths.dgpo import (
+    best_and_worst,
+    group_weights,
+    implicit_differences,
+    matching_loss,
+    preference_loss,
+    share_ranked_rightly,
+)
 from digen_core.maths.forward_process import noised
 from digen_core.maths.replay import Noised
 
@@ -126,6 +135,44 @@ def test_advantages_are_of_samples_and_levels(name):
     plain = ALGORITHMS["flow_grpo"]().signal(scored._replace(step_values=None), {}).advantages
     factor = {"dgpo": 0.5 * plain, "dpo": 1000 * torch.tensor([1.0, -1.0, 0, 0, 0, 0])}[name]
     torch.testing.assert_close(found.advantages, factor[:, None].double().expand(6, 3))
+
+
+def test_implicit_rewards_by_hand():
+    """Of rewards 2, 1, 1 the pairs are the first with each of the others."""
+    rewards, margins = torch.tensor([2.0, 1.0, 1.0]), torch.tensor([[-1.0], [3.0], [-2.0]])
+    found = implicit_differences(rewards, margins, beta=0.5)
+    assert found.tolist() == [[2.0], [-0.5]]  # 0.5 * (3 + 1), 0.5 * (-2 + 1)
+    assert share_ranked_rightly(found) == 0.5
+    assert share_ranked_rightly(torch.tensor([[1.0, 0.0], [2.0, -3.0]])) == 0.625
+    assert implicit_differences(torch.ones(3), margins, beta=0.5).shape == (0, 1)
+    with pytest.raises(ValueError, match="no pair"):
+        share_ranked_rightly(torch.zeros(0))
+    with pytest.raises(ValueError, match=r"\[3\] and margins \[2, 1\]"):
+        implicit_differences(rewards, margins[:2], beta=0.5)
+
+
+def test_the_implicit_difference_of_dpo_is_what_its_weight_is_of():
+    """w = sigmoid(-difference), and of the published loss -log sigmoid(difference) likewise."""
+    algorithm, rewards = ALGORITHMS["dpo"](num_levels=1, beta=200.0), torch.tensor([3.0, 1.0, 2.0])
+    margins = torch.tensor([[0.01, -0.02], [0.03, -0.01], [9.0, 9.0]], dtype=torch.float64)
+    found = algorithm.compared(rewards, margins)
+    torch.testing.assert_close(found, 100 * (margins[1] - margins[0])[None])
+    owner = torch.zeros(2, dtype=torch.long)
+    weights = group_weights(torch.tensor([1.0, -1.0]), margins[:2], owner, beta=200.0)
+    torch.testing.assert_close(weights[0], torch.sigmoid(-found[0]))
+    assert algorithm.compared(torch.ones(3), margins).shape == (0, 2), "equal rewards are no pair"
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_implicit_rewards_that_are_the_rewards_rank_all_pairs_rightly(number: int, seed: int):
+    rewards = torch.from_numpy(np.random.default_rng(seed).normal(size=number))
+    algorithm = ALGORITHMS["dgpo"](num_levels=1, beta=2.0)
+    found = algorithm.compared(rewards, -rewards[:, None])
+    assert found.shape == (number * (number - 1) // 2, 1)
+    assert share_ranked_rightly(found) == 1
+    assert share_ranked_rightly(algorithm.compared(rewards, rewards[:, None])) == 0
+    pairs = (rewards[:, None] - rewards[None]).abs().triu()
+    assert found.sum().item() == pytest.approx(2 * pairs.sum().item())
 
 
 @pytest.mark.parametrize(
