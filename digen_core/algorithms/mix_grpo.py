@@ -7,8 +7,8 @@ from pydantic import Field
 
 from digen_core.algorithms.base import Steps
 from digen_core.algorithms.policy_gradient import PolicyGradient
-from digen_core.maths.mix_grpo import mix_grpo_window
 from digen_core.maths.names import WindowStrategy
+from digen_core.maths.windows import mix_grpo_window
 
 if TYPE_CHECKING:
     from digen_core.maths.grpo import SurrogateLoss

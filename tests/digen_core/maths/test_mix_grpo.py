@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from digen_core.maths.grpo import squared_log_ratio
-from digen_core.maths.mix_grpo import mix_grpo_window
+from digen_core.maths.windows import mix_grpo_window
 
 DEFAULTS = {
     "num_steps": 6,

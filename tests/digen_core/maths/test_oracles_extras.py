@@ -15,7 +15,7 @@ from digen_core.maths.forward_process import noised, old_policy_decay
 from digen_core.maths.grpo import clipped_surrogate, group_advantages
 from digen_core.maths.grpo_guard import guarded_surrogate
 from digen_core.maths.kl import flowgrpo_kl, transition_kl
-from digen_core.maths.mix_grpo import mix_grpo_window
+from digen_core.maths.windows import mix_grpo_window
 from digen_core.training.optimizer import moving_average, step_average
 from support.oracle_cases import ROUNDING, assert_within, extra, oracle
 
