@@ -9,6 +9,7 @@ from torch import Tensor
 # First element of a stream's path: what the stream is for.
 NOISE, PROMPT_ORDER, STEPS, EVALUATION_NOISE = range(4)
 INITIAL_WEIGHTS, FORWARD_NOISE, REFILL, DEAL = range(4, 8)
+EMPTIED_PROMPTS = 8
 
 
 def seed_sequence(seed: int, *path: int) -> np.random.SeedSequence:

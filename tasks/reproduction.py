@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -117,7 +117,9 @@ def _prompt_of(run_dir: Path, config: RunConfig, key: str, size: Size) -> SizedP
     """Return the prompt of a condition; what it came with is where the run has its prompts."""
     if config.prompts.are_texts:
         return SizedPrompt(Prompt(key), size)
-    found = (SizedPrompt(prompt, size) for prompt in prompts_of_run(run_dir, config))
+    every = prompts_of_run(run_dir, config)
+    given = (replace(prompt, is_emptied=empty) for empty in (False, True) for prompt in every)
+    found = (SizedPrompt(prompt, size) for prompt in given)
     return next(prompt for prompt in found if prompt.key == key)
 
 

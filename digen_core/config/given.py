@@ -19,6 +19,12 @@ def check_given_samples(
     """Refuse samples from files that nothing can be learnt from, or that cannot be encoded."""
     columns = prompts.sample_columns
     if not columns:
+        if prompts.empty_fraction:
+            raise ValueError(
+                f"prompts.empty_fraction is {prompts.empty_fraction:g}, but samples are generated, "
+                "of prompts that a model is given; name the columns of samples that come with the "
+                "prompts (prompts.sample_columns), or set it to 0."
+            )
         return
     what = f"prompts.sample_columns is {list(columns)}"
     if len({*columns}) < len(columns):

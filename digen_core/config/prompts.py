@@ -46,6 +46,10 @@ class PromptsConfig(Strict):
     """Columns of `train` that hold the samples that are trained on, an image of each in a row, as
     of image_column: none is generated. As many as rollout.group_size; empty: all are generated."""
 
+    empty_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the rows with samples that are trained on without their prompt, an empty text in its
+    place, drawn anew each time a row is; published for Diffusion-DPO: 0.2."""
+
     negative_column: str | None = None
     """Column of what classifier-free guidance steers away from, of each prompt by itself; null, or
     a row without one: model.negative_prompt."""

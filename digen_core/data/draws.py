@@ -1,6 +1,7 @@
 """Draws of prompts: which an iteration has, without replacement, and which may take their place."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,33 @@ def prompts_with_refills(
     """Return the prompts of an iteration's groups, and of those that may take their place."""
     count, refill, seed = config.rollout.prompts_per_iteration, config.rollout.refill, config.seed
     own = prompts_of_iteration(prompts, iteration, count, seed=seed)
-    return [*own, *prompts_of_refills(prompts, own, iteration, refill, seed=seed)]
+    every = [*own, *prompts_of_refills(prompts, own, iteration, refill, seed=seed)]
+    return emptied(every, iteration, config.prompts.empty_fraction, seed=seed)
+
+
+def emptied(
+    prompts: Sequence[Prompt], iteration: int, fraction: float, *, seed: int
+) -> list[Prompt]:
+    """Return the prompts of an iteration's groups, some of which a model is not given.
+
+    Source: the program of Diffusion-DPO (arXiv:2311.12908), which gives an empty text in place of a
+    prompt with a probability of 0.2.
+
+    Args:
+        prompts: of the groups, in their order.
+        iteration: from 0.
+        fraction: the probability.
+        seed: of the run.
+    """
+    if not fraction:
+        return [*prompts]
+    from digen_core.seeding import EMPTIED_PROMPTS, numpy_generator_for
+
+    drawn = numpy_generator_for(seed, EMPTIED_PROMPTS, iteration).random(len(prompts)) < fraction
+    return [
+        replace(prompt, is_emptied=bool(is_emptied))
+        for prompt, is_emptied in zip(prompts, drawn, strict=True)
+    ]
 
 
 def prompts_of_iteration(

@@ -42,13 +42,20 @@ class Prompt:
     negative: str | None = None  # what guidance steers away from; None: as the config says
     samples: tuple[SourceImage, ...] = ()  # that are trained on; none: they are generated
     scores: Scores = field(default_factory=dict)  # what its row says of them
+    is_emptied: bool = False  # whether a model is given an empty text; rewards get the prompt
+
+    @property
+    def given_text(self) -> str:
+        """What a model is given of the text."""
+        return "" if self.is_emptied else self.text
 
     @property
     def key(self) -> str:
-        """What tells it from others: its text, or JSON of that, the images and the negative."""
+        """What tells it from others: what a model is given, the text or JSON with the rest."""
+        text = self.given_text
         if self.negative is None and not self.images:
-            return self.text
-        return json.dumps([self.text, [image.digest for image in self.images], self.negative])
+            return text
+        return json.dumps([text, [image.digest for image in self.images], self.negative])
 
     @property
     def normal_key(self) -> str:

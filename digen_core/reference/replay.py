@@ -206,8 +206,8 @@ def prompts_of_run(run_dir: Path, config: RunConfig) -> list[Prompt]:
 def _prompts_of(
     run_dir: Path, config: RunConfig, iteration: int, texts: Mapping[int, str]
 ) -> dict[int, Prompt]:
-    """Return the prompt of each group, with the image and the negative that it came with."""
-    if config.prompts.are_texts:
+    """Return the prompt of each group, as it was drawn, with what it came with."""
+    if config.prompts.are_texts and not config.prompts.empty_fraction:
         return {group: Prompt(text) for group, text in texts.items()}
     drawn = prompts_with_refills(config, prompts_of_run(run_dir, config), iteration)
     return {group: drawn[group] for group in texts}

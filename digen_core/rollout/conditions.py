@@ -13,7 +13,7 @@ def encoded(policy: Policy, prompts: Sequence[Prompt]) -> Condition:
         UserError: a source image is gone, changed or damaged.
     """
     images = [prompt.images for prompt in prompts if prompt.images]
-    texts, negatives = zip(*((own.text, own.negative) for own in prompts), strict=True)
+    texts, negatives = zip(*((own.given_text, own.negative) for own in prompts), strict=True)
     return policy.encode([*texts], images, negatives)
 
 

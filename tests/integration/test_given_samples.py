@@ -17,10 +17,11 @@ DPO = {"algorithm": {"type": "dpo", "num_levels": 2, "trained_fraction": 0.75}}
 NFT = {
     "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.75, "old_policy_decay": "ramp"},
 }
+EMPTIED = {"prompts.empty_fraction": 0.3}
 CASES = [
     (DPO, Case("colocated", (3,), 2, 3)),
     (DPO, Case("elastic", (2, 1), 1, 8, helping=True)),
-    (DPO, Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
+    (DPO | EMPTIED, Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
     (NFT, Case("tcss", (2, 2), 4, 5, helping=True, share=1.0)),
 ]
 
@@ -42,18 +43,18 @@ def test_weights_equal_the_serial_reference(job, case, run_layout, tmp_path):
     for record in found.records:
         assert "reward/preferred/score" not in record.metrics  # its mean tells nothing
         assert "reward/smooth_rewards:brightness/score" in record.metrics
-        names = ["preference/accuracy", "preference/margin"] if job is DPO else []
+        names = ["preference/accuracy", "preference/margin"] if job is not NFT else []
         assert [name for name in record.metrics if name.startswith("preference/")] == names
         for name in names:
             expected = serial.metrics[record.iteration][name]
             assert record.metrics[name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    if job is DPO:
+    if job is not NFT:
         learnt = [record.metrics["preference/accuracy"] for record in found.records]
         assert learnt[0] == 0.5, "the base model prefers none"
         assert learnt[-1] > 0.5
 
 
-@pytest.mark.parametrize("job", [DPO, NFT], ids=["dpo", "diffusion_nft"])
+@pytest.mark.parametrize("job", [DPO | EMPTIED, NFT], ids=["dpo", "diffusion_nft"])
 def test_bodies_make_the_serial_loops_weights(job, tree, tmp_path):
     changes = {**JOB, "rollout.fragment_size": 2, **write_samples(tmp_path), **job}
     changes["algorithm"] = {**job["algorithm"], "old_policy_decay": "none"}
@@ -62,6 +63,17 @@ def test_bodies_make_the_serial_loops_weights(job, tree, tmp_path):
     expected = reference(config)
     assert distance(expected.weights, initial(config)) > 1e-3
     assert distance(weights, expected.weights) < TOLERANCE["float64"]
+
+
+def test_prompts_that_are_emptied_make_other_weights_of_the_same_rewards(tree, tmp_path):
+    """All of the rest is the same draws."""
+    changes = {**JOB, **write_samples(tmp_path), **DPO}
+    told, untold = (
+        reference(RunConfig.model_validate(merged(tree, changes | more))) for more in ({}, EMPTIED)
+    )
+    assert distance(told.weights, untold.weights) > 1e-3
+    name = "reward/smooth_rewards:brightness/score"
+    assert [row[name] for row in told.metrics] == [row[name] for row in untold.metrics]
 
 
 @pytest.mark.operation
@@ -73,6 +85,7 @@ def test_a_run_goes_on_and_is_replayed(tree, cluster_address, prefect_backend, t
     settings["rewards"] = {**settings["rewards"], "smooth_rewards:brightness": 0.1}
     settings |= {
         "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.75},
+        **EMPTIED,
         "tracking.keep_trajectories": 5,
         "tracking.keep_images": "all",
         "checkpoints.keep_every": 1,

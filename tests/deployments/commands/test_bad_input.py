@@ -263,6 +263,15 @@ SETTINGS = {
         "prompts.sample_columns is ['a', 'b'], 2 of them, but rollout.group_size is 16; name a "
         "column for each sample of a group, or set rollout.group_size to 2",
     ),
+    "empty prompts for samples that are generated": (
+        "--prompts.empty_fraction 0.2",
+        "prompts.empty_fraction is 0.2, but samples are generated, of prompts that a model is "
+        "given; name the columns of samples",
+    ),
+    "no prompt at all": (
+        "--prompts.empty_fraction 1",
+        "prompts.empty_fraction: must be less than 1 (got 1)",
+    ),
     "a column of samples twice": (
         "--prompts.sample_columns ['a','a'] --algorithm.type dpo --rollout.group_size 2",
         "prompts.sample_columns is ['a', 'a'], which names a column twice",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from digen_core.config.run import RunConfig
-from digen_core.data.draws import prompts_of_iteration, prompts_of_refills
+from digen_core.data.draws import emptied, prompts_of_iteration, prompts_of_refills
 from digen_core.data.prompts import Prompt
 from digen_core.seeding import PROMPT_ORDER, numpy_generator_for
 from flows.runtime.iterations.iteration import round_of
@@ -145,3 +145,24 @@ def test_a_round_has_its_prompts_and_one_window_for_all():
 
 def test_a_round_without_a_window_leaves_out_the_last_step():
     assert round_of(RunConfig(), named(10), 0).steps.trained == tuple(range(7))  # floor(0.99 * 8)
+
+
+@given(st.integers(1, 40), st.integers(0, 50), st.integers(0, 2**32 - 1))
+def test_which_prompts_are_emptied_follows_from_seed_iteration_and_place(number, iteration, seed):
+    prompts = named(number)
+    found = emptied(prompts, iteration, 0.4, seed=seed)
+    assert [own.text for own in found] == [own.text for own in prompts], "rewards get all of them"
+    assert [own.key for own in found] == ["" if p.is_emptied else p.text for p in found]
+    others = emptied(named(1) * number, iteration, 0.4, seed=seed)
+    assert [own.is_emptied for own in others] == [own.is_emptied for own in found]
+    more = emptied([*prompts, *named(1)], iteration, 0.4, seed=seed)
+    assert more[:-1] == found, "prompts that may take the place of others change nothing"
+
+
+def test_as_many_prompts_are_emptied_as_asked_for():
+    prompts = named(10)
+    drawn = [own for i in range(1000) for own in emptied(prompts, i, 0.2, seed=3)]
+    count = sum(own.is_emptied for own in drawn)
+    assert abs(count - 2000) < 200  # 5 standard deviations
+    assert len({tuple(own.is_emptied for own in drawn[i : i + 10]) for i in range(0, 100, 10)}) > 3
+    assert emptied(prompts, 0, 0.0, seed=3) == prompts
