@@ -96,7 +96,7 @@ def _arrays(engine: Engine, kept: KeptInput) -> dict[str, np.ndarray]:
 
 def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) -> str:
     about, arrays = kept.about, _arrays(engine, kept)
-    fragment, step, key = Fragment(**about["fragment"]), about["step"], about["condition"]
+    fragment, key = Fragment(**about["fragment"]), about["condition"]
     size = config.size_of(fragment.iteration, fragment.group)
     prompt = _prompt_of(run_dir, config, key, size)
     conditions, _ = encode(RUN, "encode", [prompt])
@@ -104,11 +104,12 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
         RUN,
         kept.version,
         fragment,
-        range(step, step + 1),
+        range(about["step"], about["end_step"]),
         tuple(about["noisy_steps"]),
         conditions[key],
         arrays["x"],
         arrays["sigmas"],
+        arrays.get("clean"),
     )
     return _text(kept, {sample: what for part in parts for sample, what in part.nonfinite.items()})
 

@@ -89,6 +89,7 @@ def denoise_steps(
             conditions[key],
             None if previous is None else previous.x,
             sigmas,
+            None if previous is None else previous.clean,
         )
         segment = Segment(
             fragment,
@@ -99,6 +100,7 @@ def denoise_steps(
             sigmas,
             engine.device_name,
             joined([part.references for part in parts]),
+            _predicted(parts, is_last=steps.stop == len(sigmas) - 1),
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
@@ -110,8 +112,13 @@ def denoise_steps(
     nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}
     if nonfinite:
         step = min(part.nonfinite_step for part in parts if part.nonfinite_step is not None)
-        about = {"step": step, "noisy_steps": list(noisy_steps), "condition": key}
-        arrays = {"x": segment.before(step), "sigmas": sigmas}
+        # A step of second order goes on from the one before: then the task is done again as it was.
+        first = step if parts[0].clean is None else steps.start
+        about = {"step": first, "end_step": step + 1, "noisy_steps": list(noisy_steps)}
+        about["condition"] = key
+        arrays = {"x": segment.before(first), "sigmas": sigmas}
+        if previous is not None and previous.clean is not None:
+            arrays["clean"] = previous.clean
         found = nonfinite_text((fragment.iteration, fragment.group), nonfinite)
         kept = input_of("denoise", fragment, found, about, arrays, version)
         keep_or_fail(run_dir, kept, engine.config.numerics.samples)
@@ -138,6 +145,7 @@ class DenoisedPart:
     num_parts: int  # in which its member denoised its samples
     nonfinite: dict[int, str]  # samples that became NaN or infinite, and what of them
     nonfinite_step: int | None  # the first at which one did
+    clean: np.ndarray | None = None  # [n, ...] predicted before the last step, for some solvers
 
 
 @together
@@ -150,6 +158,7 @@ def denoise_part(
     condition: Arrays,
     before: np.ndarray | None,
     sigmas: np.ndarray,
+    clean: np.ndarray | None = None,
 ) -> list[DenoisedPart]:
     """Denoise some steps of a fragment, of which each member of a gang takes a share.
 
@@ -162,6 +171,7 @@ def denoise_part(
         condition: embeddings of the prompt, one row.
         before: latents [n, ...] before the first step; None: it is the trajectory's first.
         sigmas: [T + 1] noise levels.
+        clean: [n, ...] that the step before the first predicted, where the solver asks for it.
 
     Returns:
         All samples, in order, in parts that fitted into memory.
@@ -196,6 +206,7 @@ def denoise_part(
                     seed=config.seed,
                     group=group,
                     samples=samples,
+                    clean=None if clean is None else to_tensor(clean[part], policy.device),
                     reference=None
                     if config.trains_clean
                     else ReferenceUse.of(config, group, samples),
@@ -232,7 +243,14 @@ def stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> De
         num_parts,
         {sample: what for step in reversed(done) for sample, what in step.nonfinite.items()},
         next((step.step for step in done if step.nonfinite), None),
+        None if done[-1].clean is None else to_array(done[-1].clean),
     )
+
+
+def _predicted(parts: list[DenoisedPart], *, is_last: bool) -> np.ndarray | None:
+    """Return what a next step goes on from besides the latents, [n, ...]; None: nothing."""
+    found = [part.clean for part in parts if part.clean is not None and not is_last]
+    return np.concatenate(found) if found else None
 
 
 def joined(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:

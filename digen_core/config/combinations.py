@@ -6,6 +6,8 @@ Every check raises ValueError. Importing this module must not import torch.
 from collections.abc import Collection, Mapping
 from typing import Final
 
+import numpy as np
+
 from digen_core.algorithms.base import Algorithm
 from digen_core.config.model import ModelConfig
 from digen_core.config.prompts import PromptsConfig
@@ -91,6 +93,7 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
             "group, as equal rewards still differ from the prompt's earlier ones; use 0."
         )
     _check_transition(algorithm, rollout)
+    _check_solver(algorithm, rollout)
     _check_rounding(algorithm, model)
 
 
@@ -136,6 +139,19 @@ def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
         raise ValueError(
             f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
             f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+        )
+
+
+def _check_solver(algorithm: Algorithm, rollout: RolloutConfig) -> None:
+    """Refuse a solver that no step is taken by."""
+    if rollout.solver == "euler":
+        return
+    noisy, _ = algorithm.steps(rollout.num_steps, 0, np.random.default_rng(0))
+    if len(noisy) >= rollout.num_steps - 1:
+        raise ValueError(
+            f"rollout.solver is {rollout.solver}, but algorithm.type {algorithm.type} has noise in "
+            f"{len(noisy)} of rollout.num_steps ({rollout.num_steps}), and the last one is an "
+            "Euler step; use a window of noisy steps, or 'euler'."
         )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from digen_core.maths.names import TransitionName
+from digen_core.maths.names import SolverName, TransitionName
 from digen_core.strict import AtMost, Strict
 
 _SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
@@ -51,6 +51,11 @@ class RolloutConfig(Strict):
 
     noise_level: float = Field(0.7, gt=0)
     """Scale of the injected noise; its meaning is the transition's (flow_sde 0.7, dance 0.3)."""
+
+    solver: SolverName = "euler"
+    """What takes the steps after the last noisy one, or all where none is: plain Euler steps, or
+    DPM-Solver++(2M), of second order. Steps before a noisy one are Euler steps, so are those of
+    evaluations."""
 
     initial_noise: Literal["sample", "group", "iteration"] = "sample"
     """Which samples start from one noise: none, those of a group, or all of the iteration."""

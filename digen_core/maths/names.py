@@ -5,6 +5,9 @@ from typing import Literal
 TransitionName = Literal["flow_sde", "cps", "dance", "wan_sde", "longcat_sde"]
 """Stochastic samplers: rows of ``flow_sde.TRANSITIONS``."""
 
+SolverName = Literal["euler", "dpmpp_2m"]
+"""Solvers of noiseless steps: see ``dpm_solver.second_order_step``."""
+
 KlScaling = Literal["gaussian", "flowgrpo"]
 """Scales of the divergence from the reference policy: see ``kl.scaled_kl``."""
 

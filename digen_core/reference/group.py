@@ -13,6 +13,7 @@ from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import Deal
 from digen_core.data.prompts import Prompt
+from digen_core.maths.dpm_solver import predicted_clean
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.maths.forward_process import noised
 from digen_core.maths.kl import scaled_kl
@@ -20,7 +21,7 @@ from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.conditions import encoded
-from digen_core.rollout.sampler import initial_latent, rounded
+from digen_core.rollout.sampler import initial_latent, rounded, solved, solves
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 
@@ -78,11 +79,14 @@ def sample_group(
         return Group(policy, condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps)
     x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
+    predicted: torch.Tensor | None = None
     for step in range(rollout.num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
+        velocity = policy.velocity(x, here, condition)
+        before, predicted = predicted, predicted_clean(x, velocity, here)
         mean, std = TRANSITIONS[rollout.transition](
             x,
-            policy.velocity(x, here, condition),
+            velocity,
             here,
             there,
             noise_level=rollout.noise_level if step in noisy_steps else 0.0,
@@ -91,6 +95,8 @@ def sample_group(
         x = mean
         if step in noisy_steps:
             x, means[step] = mean + std * noise(NOISE, step + 1), mean
+        elif solves(rollout, step, noisy_steps):
+            x = solved(mean, predicted, before, sigmas, step)
         x = rounded(x, rollout.storage)
         if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))

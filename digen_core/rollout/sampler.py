@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rollout import RolloutConfig
+from digen_core.maths.dpm_solver import predicted_clean, second_order_step
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
-from digen_core.maths.kl import scaled_kl
 from digen_core.models.policy import Condition, Policy
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.references import ReferenceUse
@@ -33,6 +33,9 @@ class DenoisedStep:
     kl: Tensor | None = None  # [n] divergence from the reference policy, where it was asked for
     nonfinite: Mapping[int, str] = field(default_factory=dict)
     """Samples with 0 in place of what is NaN or infinite, by their index in the group, and what."""
+
+    clean: Tensor | None = None
+    """[n, ...] predicted before the step, of which a solver of second order makes the next one."""
 
     margins: Mapping[int, Tensor] = field(default_factory=dict)
     """Of the last step, where they are asked for: trained step -> [n], see `finished.answers`."""
@@ -96,6 +99,7 @@ def denoise(
     seed: int,
     group: tuple[int, int],
     samples: range,
+    clean: Tensor | None = None,
     reference: ReferenceUse | None = None,
     zeroed: bool = False,
 ) -> Iterator[DenoisedStep]:
@@ -107,11 +111,12 @@ def denoise(
         condition: embeddings of the group's prompt, one row.
         sigmas: [T+1] schedule.
         steps: to run now.
-        noisy_steps: steps with noise; the others are plain Euler steps of the ODE.
-        config: transition and noise level.
+        noisy_steps: steps with noise; the others are steps of the ODE.
+        config: transition, noise level, and the solver of the ODE.
         seed: of the run.
         group: (iteration, index).
         samples: indices of the n samples in the group.
+        clean: [n, ...] of the step before ``steps[0]``, where that is not the first.
         reference: what is asked of the reference policy, the base model of ``policy``.
         zeroed: name what becomes NaN or infinite, put 0 in its place, and go on.
 
@@ -134,14 +139,12 @@ def denoise(
             noise_level=noise_level,
             sigma_max=float(sigmas[1]),
         )
-        transition = lead(velocity=policy.velocity(x, sigma, rows))
+        velocity = policy.velocity(x, sigma, rows)
+        transition, predicted = lead(velocity=velocity), predicted_clean(x, velocity, sigma)
         kl = base = None
         if reference is not None and step in reference.rows:
             base = reference.velocity(policy, step, x, sigma, rows)
-            if reference.scaling is not None:
-                size, mean = sigmas[step] - sigmas[step + 1], lead(velocity=base).mean
-                scaling = reference.scaling
-                kl = scaled_kl(transition.mean, mean, transition.std, size, scaling=scaling)
+            kl = reference.divergence(transition, lead(velocity=base), sigmas[step : step + 2])
         x_next, logprob = transition.mean, None
         if noise_level:
             noise = noise_of(
@@ -153,6 +156,8 @@ def denoise(
                 step=step + 1,
             )
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
+        elif solves(config, step, noisy_steps):
+            x_next = solved(x_next, predicted, clean, sigmas, step)
         x_next = rounded(x_next, config.storage)
         if noise_level:
             logprob = LOGPROBS[config.transition](x_next, transition)
@@ -168,9 +173,11 @@ def denoise(
             logprob = None if logprob is None else with_zeros(logprob, rows_found)
             kl = None if kl is None else with_zeros(kl, rows_found)
             base = None if base is None else with_zeros(base, rows_found)
+            predicted = with_zeros(predicted, rows_found)
         kept = base is not None and reference is not None and reference.kept
         references = {step: base} if kept and base is not None else {}
-        yield DenoisedStep(step, x, x_next, logprob, kl, found, references=references)
+        clean = None if config.solver == "euler" else predicted
+        yield DenoisedStep(step, x, x_next, logprob, kl, found, clean=clean, references=references)
         x = x_next
 
 
@@ -187,3 +194,29 @@ def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:
         f"iteration {group[0] + 1}, group {group[1]}: the {what} of sample {sample}{more} is NaN "
         "or infinite; check dtype and weights"
     )
+
+
+def solves(config: RolloutConfig, step: int, noisy_steps: Collection[int]) -> bool:
+    """Say whether a step is of second order: one after the last noisy one, and not the first."""
+    return config.solver != "euler" and step > max(noisy_steps, default=0)
+
+
+def solved(x: Tensor, clean: Tensor, before: Tensor | None, sigmas: Tensor, step: int) -> Tensor:
+    """Return the latents [n, ...] after a step of second order.
+
+    Args:
+        x: [n, ...] after the Euler step.
+        clean: [n, ...] predicted before it.
+        before: [n, ...] predicted before the step before it.
+        sigmas: [T+1] schedule.
+        step: which one.
+
+    Raises:
+        ValueError: nothing is known of the step before.
+    """
+    if before is None:
+        raise ValueError(
+            f"step {step} goes on from what step {step - 1} predicted; nothing is kept"
+        )
+    levels = dict(zip(("sigma_before", "sigma", "sigma_next"), sigmas[step - 1 :], strict=False))
+    return second_order_step(x, clean, before, **levels)

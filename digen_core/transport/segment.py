@@ -21,6 +21,8 @@ class Segment:
     device: str  # that sampled
     references: dict[int, np.ndarray] = field(default_factory=dict)
     """Trained step -> velocities [n, ...] of the reference policy, where they are asked for."""
+    clean: np.ndarray | None = None
+    """[n, ...] predicted before its last step, where the solver of the next one asks for it."""
 
     @property
     def x(self) -> np.ndarray:

@@ -94,12 +94,23 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "rollout.num_steps": 5,
         "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.6, "own_levels": True},
     },
+    "second order": {  # of the steps after MixGRPO's window
+        "rollout.num_steps": 6,
+        "rollout.solver": "dpmpp_2m",
+        "algorithm": {
+            "type": "mix_grpo",
+            "window_size": 2,
+            "iterations_per_window": 1,
+            "clip_range": 1e-5,
+        },
+    },
     "best of three": {
         "rollout.initial_noise": "group",
         "algorithm": {**GUARD, **BOUNDS, "best_of": 3, "correction": "reject"},
     },
     "lagging nft": {
         **TWO_REWARDS,
+        "rollout.solver": "dpmpp_2m",  # of all steps
         "algorithm": {
             "type": "diffusion_nft",
             "old_policy_decay": "ramp",
@@ -141,6 +152,7 @@ QUICK = [
     ("reference asked in generation", Case("tag", (2, 1), 2, 5, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
     ("own levels", Case("tsp", (2, 2), 2, 3)),  # of DiffusionNFT
+    ("second order", Case("elastic", (2, 1), 2, 8, helping=True, pauses=True)),
 ]
 
 

@@ -138,3 +138,11 @@ def test_gangs_take_samples_from_files(case, tree, address, monkeypatch, tmp_pat
     run = run_case(case, tree, address, monkeypatch, **settings)
     check_weights(run)
     assert {span.kind for span in run.spans} >= {"samples", "score", "train"}
+
+
+@pytest.mark.parametrize("case", marked(CASES[1:3], (), "layouts"), ids=str)
+def test_gangs_go_on_from_what_a_step_predicted(case, tree, address, monkeypatch):
+    """The leader hands each member its samples' part of it."""
+    nft = {"type": "diffusion_nft", "trained_fraction": 0.75}
+    settings = {"rollout.solver": "dpmpp_2m", "algorithm": nft}
+    check_weights(run_case(case, tree, address, monkeypatch, **settings))

@@ -50,12 +50,12 @@ class Device:
         call(push_weights, policy_version=call(publish, state=self.state)[0])
         self.conditions, _ = call(encode, prompts=[SizedPrompt(Prompt(PROMPT), config.model.size)])
 
-    def denoise(self, steps=range(STEPS), previous=None):
+    def denoise(self, steps=range(STEPS), previous=None, noisy_steps=(0, 1)):
         return call(
             denoise_steps,
             fragment=FRAGMENT,
             steps=steps,
-            noisy_steps=(0, 1),
+            noisy_steps=noisy_steps,
             version=0,
             conditions=self.conditions,
             key=PROMPT,
@@ -113,6 +113,27 @@ def test_a_latent_that_is_nan_ends_the_run_and_its_input_is_kept(config_of, tmp_
     assert (kind, before) == ("denoise", SAMPLE.format(f"latent at step 1 (sigma {sigma:.4f})"))
     assert again == before
     assert module.startswith("x_embedder"), "the first to see the latents"
+
+
+def test_a_step_of_second_order_is_done_again_as_its_task_did_it(config_of, tmp_path):
+    """From the task's first step on, and from what the task before it predicted."""
+    noiseless = {"algorithm": {"type": "diffusion_nft"}, "rollout.solver": "dpmpp_2m"}
+    device = Device(config_of(**noiseless), tmp_path)
+    whole, _ = device.denoise(noisy_steps=())
+    assert whole.clean is None, "nothing goes on from it"
+    first, _ = device.denoise(range(1), noisy_steps=())
+    second, _ = device.denoise(range(1, 2), first, noisy_steps=())
+    np.testing.assert_array_equal(second.latents[-1], whole.latents[2])
+    third, _ = device.denoise(range(2, 3), second, noisy_steps=())
+    np.testing.assert_array_equal(third.latents[-1], whole.latents[3])
+    clean = first.clean.copy()
+    clean[2] = np.inf
+    with pytest.raises(FloatingPointError, match="latent at step 1"):
+        device.denoise(range(1, 3), replace(first, clean=clean), noisy_steps=())
+    ((kind, before, again, _),) = device.reproduced()
+    sigma = float(device.engine.policy.sigmas(STEPS)[1])
+    assert (kind, before) == ("denoise", SAMPLE.format(f"latent at step 1 (sigma {sigma:.4f})"))
+    assert again == before
 
 
 def test_a_sample_whose_group_is_dropped_goes_on_with_zeros(config_of, tmp_path):

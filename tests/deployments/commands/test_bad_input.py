@@ -69,6 +69,12 @@ SETTINGS = {
         "--algorithm.type grpo_guard --rollout.transition cps",
         "algorithm.type grpo_guard is not for rollout.transition cps; use flow_sde or dance",
     ),
+    "a solver that no step is taken by": (
+        "--rollout.solver dpmpp_2m",
+        "rollout.solver is dpmpp_2m, but algorithm.type flow_grpo has noise in 7 of "
+        "rollout.num_steps (8), and the last one is an Euler step; use a window of noisy steps",
+    ),
+    "unknown solver": ("--rollout.solver dpm", "rollout.solver: must be 'euler' or 'dpmpp_2m'"),
     "a window that does not fit": (
         "--algorithm.type mix_grpo --algorithm.window_size 9",
         "algorithm.window_size (9) and algorithm.untrained_tail (2) are more than rollout.num",

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from digen_core.config.rollout import RolloutConfig
 from digen_core.data.prompts import Prompt
+from digen_core.maths.dpm_solver import second_order_step
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
@@ -35,6 +36,7 @@ def run(
     steps=range(4),
     noisy_steps=range(3),
     x=None,
+    clean=None,
     reference=None,
     zeroed=False,
     **changes,
@@ -54,6 +56,7 @@ def run(
             seed=7,
             group=GROUP,
             samples=samples,
+            clean=clean,
             reference=reference,
             zeroed=zeroed,
         )
@@ -148,6 +151,40 @@ def test_a_trajectory_does_not_depend_on_how_its_steps_are_cut(policy, cuts):
         parts += run(policy, steps=range(first, stop), x=x)
         x = parts[-1].x_next
     assert_close(parts, run(policy), 0)
+
+
+SECOND = {"solver": "dpmpp_2m", "noisy_steps": range(1)}
+
+
+@settings(deadline=None, max_examples=8)
+@given(cuts=st.sets(st.integers(1, 3)))
+def test_a_solver_of_second_order_goes_on_in_another_task(policy, cuts):
+    """From what the step before predicted, be it noisy or not."""
+    parts, x, clean = [], None, None
+    for first, stop in pairwise([0, *sorted(cuts), 4]):
+        parts += run(policy, steps=range(first, stop), x=x, clean=clean, **SECOND)
+        x, clean = parts[-1].x_next, parts[-1].clean
+    assert_close(parts, run(policy, **SECOND), 0)
+
+
+def test_steps_of_second_order_are_those_after_the_last_noisy_one(policy):
+    sigmas = policy.sigmas(CONFIG.num_steps)
+    plain, found = (run(policy, **{**SECOND, "solver": name}) for name in ("euler", "dpmpp_2m"))
+    assert [step.clean is None for step in plain] == [True] * 4
+    assert_close(found[:1], plain[:1], 0)
+    for before, step in pairwise(found):
+        # the Euler step follows from the prediction: v = (x - clean) / sigma
+        s, after = sigmas[step.step], sigmas[step.step + 1]
+        euler = step.x - (s - after) * (step.x - step.clean) / s
+        levels = {"sigma_before": sigmas[step.step - 1], "sigma": s, "sigma_next": after}
+        expected = second_order_step(euler, step.clean, before.clean, **levels)
+        torch.testing.assert_close(step.x_next, expected, rtol=0, atol=1e-9)
+        is_euler = torch.allclose(step.x_next, euler, rtol=0, atol=1e-6)
+        assert is_euler == (step.step in (1, 3)), "after pure noise, and to the end"
+    last = {"solver": "dpmpp_2m", "noisy_steps": range(2, 3)}
+    assert_close(run(policy, **last), run(policy, **last | {"solver": "euler"}), 0)
+    with pytest.raises(ValueError, match="step 2 goes on from what step 1 predicted"):
+        run(policy, x=found[1].x, steps=range(2, 3), **SECOND)
 
 
 def test_each_step_begins_where_the_last_one_ended(policy):
