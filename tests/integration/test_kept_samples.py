@@ -164,12 +164,24 @@ def test_a_version_that_cannot_be_loaded_ends_a_replay_in_one_line(trained, monk
     assert err.count("\n") == 1
 
 
+REPLAYED = {
+    "clean latents and a lagging old policy": {
+        "rollout.solver": "dpmpp_2m",
+        "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp", "own_levels": True},
+    },
+    "steps of second order after a window": {
+        "rollout.num_steps": 5,
+        "rollout.solver": "dpmpp_2m",
+        "algorithm": {"type": "mix_grpo", "window_size": 2, "iterations_per_window": 1},
+    },
+}
+
+
 @pytest.mark.operation
-def test_clean_latents_and_a_lagging_old_policy_are_replayed_too(
-    tree, cluster_address, prefect_backend
-):
+@pytest.mark.parametrize("what", REPLAYED)
+def test_others_are_replayed_too(what, tree, cluster_address, prefect_backend):
     changes = {
-        "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"},
+        **REPLAYED[what],
         "num_iterations": 2,
         "cluster.scheduler_address": cluster_address(1, 1),
         "tracking.keep_trajectories": "all",
