@@ -103,7 +103,7 @@ def emulated_config(
                 fragment_size=scenario.fragment_size,
                 steps_per_task=steps_per_task,
             ),
-            algorithm=FlowGrpo(window=(scenario.trained_steps, 0, scenario.trained_steps)),
+            algorithm=FlowGrpo(trained_fraction=scenario.trained_fraction),
             train=TrainConfig(
                 pack_size=scenario.pack_size,
                 updates_per_iteration=scenario.updates,

@@ -163,7 +163,7 @@ def denoise_steps(
         place = (fragment.iteration, fragment.group, fragment.index)
         factors = [config.factor("denoise", *place, step) for step in steps]
         seconds = costs.step(*size) * sum(factors)
-        if steps.stop == config.rollout.num_steps:
+        if steps.stop == fragment.num_steps:
             seconds += costs.decode(*size) * config.factor("decode", *place)
         _wait_until(started + seconds)
     return fragment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))

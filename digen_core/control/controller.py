@@ -61,7 +61,12 @@ from digen_core.control.protocol import (
 )
 from digen_core.control.pushes import Copies, Pushes
 from digen_core.control.recovery import lose_devices, lose_holder
-from digen_core.control.schedule import Schedule, Workload, num_trained_steps
+from digen_core.control.schedule import (
+    Schedule,
+    Workload,
+    generation_costs,
+    num_trained_steps,
+)
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
 
 
@@ -259,7 +264,8 @@ class Controller:
             num_steps = num_trained_steps(offer.trained_steps, offer.own_steps)
             choose_helpers(self._fleet, self._workload, self._schedule, num_steps)
             groups, mixing = self._workload.num_groups, offer.mixing
-            order = group_order(groups, offer.group_costs, mixing.order, offer.deal)
+            costs = generation_costs(offer.group_costs, offer.group_steps)
+            order = group_order(groups, costs, mixing.order, offer.deal)
             self._iterations.append(Iteration.begin(offer, order, self._workload))
 
     # --- generation -----------------------------------------------------------------------

@@ -66,22 +66,21 @@ class DeviceCosts(Strict):
     pack: Linear
     """Forward and backward of a pack, by pairs (a, c)."""
 
-    def fragment(self, num_samples: int, num_steps: int) -> float:
+    def fragment(self, num_samples: int, num_steps: float) -> float:
         """Return the seconds to generate a fragment from its first step to its images."""
         return num_steps * self.step(num_samples) + self.decode(num_samples)
 
     def generation(self, work: Workload) -> float:
         """Return W_g: the seconds to generate an iteration."""
         full, rest = divmod(work.group_size, work.fragment_size)
-        group = full * self.fragment(work.fragment_size, work.num_steps)
+        group = full * self.fragment(work.fragment_size, work.mean_steps)
         if rest:
-            group += self.fragment(rest, work.num_steps)
+            group += self.fragment(rest, work.mean_steps)
         return work.num_groups * group
 
-    def training(self, work: Workload, num_trained_steps: int, pack_size: int) -> float:
+    def training(self, work: Workload, num_trained_steps: float, pack_size: int) -> float:
         """Return W_t(b): the seconds to train an iteration in packs of b pairs."""
-        num_pairs = work.num_groups * work.trained_per_group * num_trained_steps * work.epochs
-        full, rest = divmod(num_pairs, pack_size)
+        full, rest = divmod(work.num_pairs(num_trained_steps), pack_size)
         return full * self.pack(pack_size) + (self.pack(rest) if rest else 0.0)
 
 

@@ -164,7 +164,7 @@ class Dispatcher:
     def _generate(
         self, device: DeviceState, fragment: Fragment, next_step: int, version: int
     ) -> list[Instruction]:
-        do = Generate(fragment, next_step, self._workload.num_steps, version, device.name)
+        do = Generate(fragment, next_step, fragment.num_steps, version, device.name)
         self._fleet.give(device, do)
         return [do]
 
@@ -195,8 +195,8 @@ class Dispatcher:
             load = self._pack_load(device, iteration, most)
             taken = [iteration.pool.take(self._workload.pack_size, load)] if load else []
         else:
-            num_steps = iteration.num_trained_steps
             pool, samples = iteration.pool, self._workload.samples_per_pack
+            num_steps = iteration.num_trained_of(pool.first_group)
             mean = pool.load / pool.num_pairs
             load = self._fair_load(device, pool.load, min(most, samples * mean), num_steps)
             taken = pool.take_by_step(max(1, min(samples, round(load / mean))), num_steps)

@@ -41,7 +41,7 @@ def group_order(
 
     Args:
         num_groups: of the iteration.
-        group_costs: of a sample of each; none: all cost the same.
+        group_costs: to generate a sample of each; none: all cost the same.
         order: of the groups of an update.
         deal: of samples to updates.
     """
@@ -67,9 +67,8 @@ class GenerationQueue:
     stale: set[int] = field(default_factory=set)  # groups that began on an older version
     #: The fragments that wait, and the first step of each that is not done.
     _next_step: dict[Fragment, int] = field(default_factory=dict)
-    #: The sum of the loads of the fragments that wait, and that of the load at each step done.
+    #: The load that is left of the fragments that wait, at each of their steps.
     _load: float = 0.0
-    _load_done: float = 0.0
     #: The same fragments by the version of their group, None before it begins. An item whose step
     #: is not that of its fragment is void: it is dropped when it comes first.
     _heaps: dict[int | None, list[Item]] = field(default_factory=dict)
@@ -106,14 +105,14 @@ class GenerationQueue:
     def add(self, fragment: Fragment, next_step: int = 0) -> None:
         """Put a fragment in whose steps before ``next_step`` are done."""
         self._next_step[fragment] = next_step
-        self._load += fragment.load
-        self._load_done += next_step * fragment.load
+        self._load += (fragment.num_steps - next_step) * fragment.load
         heap = self._heaps.setdefault(self.versions.get(fragment.group), [])
         heapq.heappush(heap, (self._place[fragment.group], fragment, next_step))
 
-    def remaining(self, num_steps: int) -> float:
-        """Return the load that is left: steps of samples of the mean size."""
-        return self._load * num_steps - self._load_done
+    @property
+    def load(self) -> float:
+        """What is left: steps of samples of the mean size."""
+        return self._load
 
     def offers(self, held: Collection[int], newest_to_begin: int) -> bool:
         """Say whether a device that holds these versions could generate something."""
@@ -143,8 +142,7 @@ class GenerationQueue:
 
     def _remove(self, fragment: Fragment) -> None:
         """Take a fragment out, which makes its item void."""
-        self._load -= fragment.load
-        self._load_done -= self._next_step.pop(fragment) * fragment.load
+        self._load -= (fragment.num_steps - self._next_step.pop(fragment)) * fragment.load
 
     def _first(self, held: Collection[int], newest_to_begin: int | None) -> Item | None:
         """Return the first item of the groups of these versions, or that may begin on one."""
@@ -172,9 +170,8 @@ class GenerationQueue:
 
     def validate(self) -> None:
         """Raise AssertionError if what is kept up to date is not what it should be."""
-        assert self._load == sum(fragment.load for fragment in self._next_step)
-        done = (step * fragment.load for fragment, step in self._next_step.items())
-        assert self._load_done == sum(done)
+        left = ((part.num_steps - step) * part.load for part, step in self._next_step.items())
+        assert self._load == sum(left)
         items = {
             (version, fragment): next_step
             for version, heap in self._heaps.items()

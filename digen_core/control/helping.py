@@ -49,8 +49,7 @@ class Backlog:
         return generation + reward <= self._fleet.seconds_to_train(pairs, with_helpers=True)
 
     def _seconds_to_generate(self, iteration: Iteration, speed: float) -> float:
-        load = iteration.queue.remaining(self._workload.num_steps)
-        load += self._fleet.under_way(iteration.index)
+        load = iteration.queue.load + self._fleet.under_way(iteration.index)
         return load / speed if speed else inf if load else 0.0
 
 
@@ -122,7 +121,8 @@ class Helping:
         ):
             return False
         workload = self._workload
-        fragment = self._fleet.costs_of(device).fragment(workload.fragment_size, workload.num_steps)
+        costs, size = self._fleet.costs_of(device), workload.fragment_size
+        fragment = costs.fragment(size, workload.mean_steps)
         switch = self._fleet.costs.switch_to_rollout
         return self._backlog.generation(iteration) > switch + 0.5 * fragment
 
@@ -162,7 +162,7 @@ class Helping:
 
 
 def choose_helpers(
-    fleet: Fleet, workload: Workload, schedule: Schedule, num_trained_steps: int
+    fleet: Fleet, workload: Workload, schedule: Schedule, num_trained_steps: float
 ) -> None:
     """Say which devices may do the other role's work in the coming iteration."""
     layout, costs = schedule.layout, fleet.costs
@@ -196,7 +196,7 @@ def choose_helpers(
 def num_helpers(
     workload: Workload,
     costs: Costs,
-    num_trained_steps: int,
+    num_trained_steps: float,
     *,
     shared: bool,
     rollouts: int,
@@ -213,7 +213,7 @@ def num_helpers(
     device = next(iter(costs.kinds.values()), None)
     if device is None or not rollouts:
         return trainers
-    fragment = device.fragment(workload.fragment_size, workload.num_steps)
+    fragment = device.fragment(workload.fragment_size, workload.mean_steps)
     generation = device.generation(workload)
     training = device.training(workload, num_trained_steps, workload.pack_size)
     p = generation / (rollouts * workload.num_groups)

@@ -100,7 +100,7 @@ def _check_fragments(it: IterationSnapshot, now: Snapshot) -> None:
         assert part.iteration == it.index
         assert part in fragments or part in it.regenerating, f"{part} is generated for nobody"
     for part, next_step in waiting.items():
-        assert 0 <= next_step < now.workload.num_steps
+        assert 0 <= next_step < part.num_steps <= now.workload.num_steps
         assert next_step == 0 or part in held_on, f"the steps of {part} are nowhere"
 
 

@@ -10,7 +10,14 @@ from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, by_step, pairs_by_sample, pairs_by_step
 from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
-from digen_core.control.schedule import WHOLE, Deal, OwnSteps, Workload, num_trained_steps
+from digen_core.control.schedule import (
+    WHOLE,
+    Deal,
+    OwnSteps,
+    Workload,
+    generation_costs,
+    num_trained_steps,
+)
 
 
 @dataclass
@@ -46,14 +53,16 @@ class Iteration:
     to_score: list[Score] = field(default_factory=list)
     #: Every group with a fragment that has no rewards is among them.
     without_advantages: set[int] = field(default_factory=set)
-    #: The sum of their costs.
-    cost_to_come: float = 0.0
+    #: The load of their pairs, if one sample of each is trained.
+    load_to_come: float = 0.0
     #: Which update trains which samples.
     deal: Deal = WHOLE
     #: By group and sample, which of the trained steps are its own; none: all of them.
     own_steps: OwnSteps = ()
     #: How many groups may begin on an older version; None: as many as the schedule lets.
     most_stale: int | None = None
+    #: Of the trajectories of each group, as they were offered; none: as the workload says.
+    group_steps: tuple[int, ...] = ()
     #: The update that is trained; those before it are over.
     update: int = 0
     #: Whether an update has made a version.
@@ -87,7 +96,7 @@ class Iteration:
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
         it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
         it.deal, it.own_steps = offer.deal, offer.own_steps
-        it.most_stale = offer.most_stale
+        it.most_stale, it.group_steps = offer.most_stale, offer.group_steps
         for group in order:
             it._add_group(group, workload)
         return it
@@ -104,18 +113,34 @@ class Iteration:
     def _cost_of(self, group: int) -> float:
         return self.costs[group] if self.costs else 1.0
 
+    def num_trained_of(self, group: int) -> int:
+        """Return the trained steps of a group's samples."""
+        return len(self.own_steps[group][0] if self.own_steps else self.trained_steps)
+
+    def _load_of(self, group: int) -> float:
+        """Return the load of the pairs of a group's sample."""
+        return self._cost_of(group) * self.num_trained_of(group)
+
+    @cached_property
+    def _dearness(self) -> tuple[float, ...]:
+        """What it takes to generate a sample of each group, in the mean of them; none: the same."""
+        return generation_costs(self.costs, self.group_steps)
+
     def _fragments_of(self, group: int, workload: Workload) -> tuple[Fragment, ...]:
-        return fragments_of(workload, self.index, group, self._cost_of(group), cuts=self.cuts)
+        num_steps = self.group_steps[group] if self.group_steps else workload.num_steps
+        dear = self._dearness[group] if self.cuts and self._dearness else 1.0
+        cost = self._cost_of(group)
+        return fragments_of(workload, self.index, group, cost, num_steps=num_steps, dear=dear)
 
     def await_advantages(self, group: int) -> None:
         """Note that a group has no advantages yet."""
         self.without_advantages.add(group)
-        self.cost_to_come += self._cost_of(group)
+        self.load_to_come += self._load_of(group)
 
     def give_advantages(self, group: int) -> None:
         """Note that a group, which had none, has advantages, or is given up."""
         self.without_advantages.remove(group)
-        self.cost_to_come -= self._cost_of(group)
+        self.load_to_come -= self._load_of(group)
 
     def add_pairs(
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
@@ -141,9 +166,9 @@ class Iteration:
             else:
                 self.put(pairs)
 
-    @property
-    def num_trained_steps(self) -> int:
-        """Trained steps of a sample."""
+    @cached_property
+    def num_trained_steps(self) -> float:
+        """Trained steps of a sample, in the mean of the groups."""
         return num_trained_steps(self.trained_steps, self.own_steps)
 
     def put(self, blocks: Iterable[PairBlock]) -> None:
@@ -207,7 +232,7 @@ class Iteration:
 
     def load_left(self, workload: Workload) -> float:
         """Return the load of the pairs that no device was told to train, those to come included."""
-        to_come = self.cost_to_come * workload.trained_per_group * self.num_trained_steps
+        to_come = self.load_to_come * workload.trained_per_group
         later = sum(pool.load for pool in self.later.values())
         return self.pool.load + later + self.deal.epochs * to_come
 
@@ -249,11 +274,17 @@ class Iteration:
         assert self.update < min(self.later, default=self.deal.num_updates)
         assert self.num_unscored == sum(map(len, self.unscored.values()))
         assert self.num_to_generate == len(self.queue) + len(self.generating)
-        assert self.cost_to_come == sum(map(self._cost_of, self.without_advantages))
+        assert self.load_to_come == sum(map(self._load_of, self.without_advantages))
 
 
 def fragments_of(
-    workload: Workload, iteration: int, group: int, cost: float = 1.0, *, cuts: bool = False
+    workload: Workload,
+    iteration: int,
+    group: int,
+    cost: float = 1.0,
+    *,
+    num_steps: int | None = None,
+    dear: float = 1.0,
 ) -> tuple[Fragment, ...]:
     """Cut a group into fragments.
 
@@ -262,14 +293,16 @@ def fragments_of(
         iteration: of the group.
         group: that is cut.
         cost: of a sample.
-        cuts: whether fragments have fewer samples where these cost more than the mean.
+        num_steps: of its trajectories; None: as the workload says.
+        dear: above 1, fragments have so many times fewer samples, if they have several.
     """
     size, whole = workload.fragment_size, workload.group_size
-    if cuts and cost > 1:
-        num_fragments = ceil(whole / max(1, int(size / cost)))
+    steps = workload.num_steps if num_steps is None else num_steps
+    if dear > 1:
+        num_fragments = ceil(whole / max(1, int(size / dear)))
         size = ceil(whole / num_fragments)
     return tuple(
-        Fragment(iteration, group, index, start, min(size, whole - start), cost)
+        Fragment(iteration, group, index, start, min(size, whole - start), cost, steps)
         for index, start in enumerate(range(0, whole, size))
     )
 

@@ -22,6 +22,11 @@ class PairPool:
         """The pairs that are in, the longest waiting first."""
         return tuple(self._blocks)
 
+    @property
+    def first_group(self) -> int:
+        """Of the pair that waits the longest."""
+        return self._blocks[0].fragment.group
+
     def add(self, blocks: Iterable[PairBlock]) -> None:
         """Put pairs in, behind those that wait."""
         for block in blocks:

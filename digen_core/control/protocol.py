@@ -48,6 +48,7 @@ class Fragment:
     first_sample: int
     num_samples: int
     cost: float = field(default=1.0, compare=False)  # of a sample, in those of the mean size
+    num_steps: int = field(default=0, compare=False)  # of its trajectories
 
     @property
     def samples(self) -> range:
@@ -169,6 +170,8 @@ class IterationOffered:
     that may replace others; else all cost the same. ``deal`` says which update trains what,
     ``own_steps``, if given, which of the trained steps are a sample's own, also of those groups.
     ``most_stale`` groups may begin on an older version; None: as many as the schedule lets.
+    ``group_steps``, if given, says how many steps the trajectories of each group have, also of
+    those groups; then ``own_steps`` is given, too.
     """
 
     iteration: int
@@ -178,6 +181,7 @@ class IterationOffered:
     deal: Deal = WHOLE
     own_steps: OwnSteps = ()
     most_stale: int | None = None
+    group_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

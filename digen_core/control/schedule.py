@@ -100,12 +100,13 @@ class Deal:
 WHOLE: Final = Deal()
 
 OwnSteps = tuple[tuple[tuple[int, ...], ...], ...]
-"""By group and sample the steps that it trains, as many for each, where samples have their own."""
+"""By group and sample the steps that it trains, as many for each of a group, where not all train
+those of the iteration."""
 
 
-def num_trained_steps(trained_steps: Sequence[int], own_steps: OwnSteps) -> int:
-    """Return the trained steps of a sample: all of the iteration's, or its own."""
-    return len(own_steps[0][0]) if own_steps else len(trained_steps)
+def num_trained_steps(trained_steps: Sequence[int], own_steps: OwnSteps) -> float:
+    """Return the trained steps of a sample, in the mean of all groups: the iteration's, or own."""
+    return fmean(len(own[0]) for own in own_steps) if own_steps else len(trained_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,14 @@ class Workload:
     num_groups: int
     group_size: int
     fragment_size: int
-    num_steps: int
+    num_steps: int  # of a trajectory; the most, where groups have their own
     pack_size: int  # most pairs in one pack
     trained_per_group: int  # samples; fewer than group_size with best-of-n
     samples_per_pack: int = 1  # without TSP: most samples in one pack, all at the same step
     advantages_need_all_groups: bool = False  # scaled by the deviation of the whole batch
     group_costs: tuple[float, ...] = ()  # as offered with a typical iteration; none: all cost 1
+    group_steps: tuple[int, ...] = ()  # likewise, of trajectories; none: all have num_steps
+    group_trained: tuple[int, ...] = ()  # of those the trained ones, where groups have their own
     num_updates: int = 1  # of an iteration
     epochs: int = 1  # times that each sample is trained in them
     dealt_by: DealtBy = "groups"
@@ -138,6 +141,20 @@ class Workload:
     def num_fragments(self) -> int:
         """Fragments of an iteration; the last one of a group may be smaller."""
         return self.num_groups * ceil(self.group_size / self.fragment_size)
+
+    @property
+    def mean_steps(self) -> float:
+        """Steps of a trajectory, in the mean of the groups."""
+        return fmean(self.group_steps) if self.group_steps else self.num_steps
+
+    def num_pairs(self, num_trained_steps: float) -> int:
+        """Return the pairs of an iteration, those of all epochs.
+
+        Args:
+            num_trained_steps: of a trajectory, where groups do not have their own.
+        """
+        steps = sum(self.group_trained) or self.num_groups * num_trained_steps
+        return round(steps * self.trained_per_group * self.epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +203,22 @@ def adapted_most_stale(
 
 def mixings(workload: Workload) -> list[Mixing]:
     """Return the ways to generate groups that cost differently, the simplest first."""
-    if not workload.group_costs:
+    if not (workload.group_costs or workload.group_steps):
         return [UNMIXED]
     return [Mixing(order, cuts) for cuts, order in product((False, True), get_args(GroupOrder))]
+
+
+def generation_costs(group_costs: Sequence[float], group_steps: Sequence[int]) -> tuple[float, ...]:
+    """Return what it takes to generate a sample of each group; none where all take the same.
+
+    Args:
+        group_costs: of a step of a sample of each group; none: all cost the same.
+        group_steps: of trajectories of each group; none: all have as many.
+    """
+    if not group_steps:
+        return tuple(group_costs)
+    costs = group_costs or [1.0] * len(group_steps)
+    return relative_costs(cost * steps for cost, steps in zip(costs, group_steps, strict=True))
 
 
 def relative_costs(costs: Iterable[float]) -> tuple[float, ...]:

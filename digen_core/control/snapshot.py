@@ -42,6 +42,7 @@ class IterationSnapshot:
     deal: Deal
     own_steps: OwnSteps
     most_stale: int | None
+    group_steps: tuple[int, ...]
     update: int
     updated: bool
     pool: tuple[PairBlock, ...]
@@ -77,6 +78,7 @@ class IterationSnapshot:
             deal=it.deal,
             own_steps=it.own_steps,
             most_stale=it.most_stale,
+            group_steps=it.group_steps,
             update=it.update,
             updated=it.updated,
             pool=it.pool.blocks,
@@ -112,6 +114,7 @@ class IterationSnapshot:
             deal=self.deal,
             own_steps=self.own_steps,
             most_stale=self.most_stale,
+            group_steps=self.group_steps,
             update=self.update,
             updated=self.updated,
             training={pack.index: (pack, device) for pack, device in self.training},

@@ -24,7 +24,7 @@ MOST_BYTES: Final = 1 << 30
 MOST_THINGS: Final = 1_000_000
 """Of a kind in an iteration: somebody else's file must not fill the memory."""
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ def _sizes(snapshot: Snapshot) -> Iterator[int]:
     """Yield the numbers of things that a controller counts up to."""
     yield from (int(size) for size in astuple(snapshot.workload) if isinstance(size, int))
     yield len(snapshot.workload.group_costs)
+    yield len(snapshot.workload.group_steps)
     yield snapshot.workload.num_fragments
     yield snapshot.schedule.queue_depth
 

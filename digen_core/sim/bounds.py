@@ -40,7 +40,7 @@ def floor_of(scenario: Scenario) -> float:
 
     On P equal devices (W_g + W_t(b)) / P.
     """
-    pairs = scenario.prompts * scenario.pairs_per_group
+    pairs = scenario.num_pairs
     packs = ceil(pairs / scenario.pack_size)
     work = Work(scenario.generation_work, pairs, packs, scenario.pack_size)
     return least_seconds(groups_of(scenario), work)
@@ -74,8 +74,8 @@ def lower_bound(
     facts = _Facts(scenario, num_rollout, pack_size or scenario.pack_size)
     num_stale = int(stale_share * scenario.prompts + 1e-9)
     num_fresh = scenario.prompts - num_stale
-    generation, pairs = scenario.generation_work, scenario.prompts * scenario.pairs_per_group
-    fresh_work = generation * num_fresh / scenario.prompts
+    generation, pairs = scenario.generation_work, scenario.num_pairs
+    fresh_work = generation * facts.least_share(num_fresh)
     first_group = 0.0 if num_stale else facts.first_group
     step = scenario.optimizer_step
     if num_fresh:
@@ -104,12 +104,20 @@ class _Facts:
         """Its devices, those that generate waiting for the push."""
         return groups_of(self.scenario, self.num_rollout, wait=self.scenario.push)
 
+    def least_share(self, num_groups: int) -> float:
+        """Return the least share of the generation that so many groups are."""
+        steps = sorted(self.scenario.workload.group_steps)
+        if not steps:
+            return num_groups / self.scenario.prompts
+        return sum(steps[:num_groups]) / sum(steps)
+
     @property
     def fragment(self) -> float:
         """Least seconds until a fragment is generated, on the fastest device at any time."""
         scenario, push = self.scenario, self.scenario.push
         samples = scenario.group_size % scenario.fragment_size or scenario.fragment_size
-        work = scenario.reference.fragment(samples, scenario.steps)
+        steps = min(scenario.workload.group_steps, default=scenario.steps)
+        work = scenario.reference.fragment(samples, steps)
         before = max((1 / own.generation for own in self.groups if not own.wait), default=0.0)
         after = max(1 / own.generation for own in self.groups)
         return work / before if work <= before * push else push + (work - before * push) / after

@@ -47,7 +47,7 @@ class Terms:
         reference, *_ = kinds = [costs.kinds[device.kind] for device in devices]
         num_generating = len(devices) if num_rollout is None else num_rollout
         num_others = len(devices) - (num_rollout or 0) - 1
-        fragments = [kind.fragment(work.fragment_size, work.num_steps) for kind in kinds]
+        fragments = [kind.fragment(work.fragment_size, work.mean_steps) for kind in kinds]
         packs = [kind.pack(work.pack_size) for kind in kinds]
         servers, switch = costs.reward_servers, costs.switch_to_rollout + costs.switch_to_trainer
         return cls(

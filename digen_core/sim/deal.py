@@ -32,7 +32,7 @@ def deal(
     def rank(device: Device) -> tuple[bool, bool, bool, float]:
         """Order those that only generate, those free to do both, those that only train."""
         costs = kinds[device.kind]
-        generating = costs.fragment(workload.fragment_size, workload.num_steps)
+        generating = costs.fragment(workload.fragment_size, workload.mean_steps)
         training = costs.pack(workload.pack_size)
         ratio = generating / training if training else 0.0
         return device.roles == {"trainer"}, device.roles == BOTH, device.site == home, ratio

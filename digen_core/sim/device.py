@@ -71,7 +71,6 @@ class SimulatedDevice:
         costs: Costs,
         clock: Clock,
         jitter: Jitter,
-        num_steps: int,
         done: Callable[[Task], None],
     ) -> None:
         self.device = device
@@ -79,7 +78,6 @@ class SimulatedDevice:
         self._own = costs.kinds[device.kind]
         self._clock = clock
         self._jitter = jitter
-        self._num_steps = num_steps
         self._done = done
         self._queue: deque[Task] = deque()
         self._running: Task | None = None
@@ -144,7 +142,7 @@ class SimulatedDevice:
                 steps = self._jitter.factors(end_step - first_step)
                 ends = np.cumsum(self._own.step(fragment.num_samples, fragment.cost) * steps)
                 task.step_ends, task.end_step = task.started + ends, end_step
-                decoding = end_step == self._num_steps
+                decoding = end_step == fragment.num_steps
                 size = fragment.num_samples, fragment.cost
                 decode = self._own.decode(*size) if decoding else 0.0
                 return float(ends[-1]) + decode * self._jitter()

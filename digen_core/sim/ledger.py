@@ -22,8 +22,7 @@ class Trajectory:
 class Ledger:
     """Versions on devices, trajectories, advantages."""
 
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
+    def __init__(self) -> None:
         self._versions: dict[str, set[int]] = {}
         self._trajectories: dict[Fragment, Trajectory] = {}
         self._trained_samples: dict[tuple[int, int], frozenset[int]] = {}  # (iteration, group)
@@ -81,8 +80,8 @@ class Ledger:
     def check_generate(self, do: Generate) -> None:
         """Refuse a version that is not there, and steps that do not follow those done."""
         self._check_version(do, do.device, do.version)
-        if not 0 <= do.first_step < do.end_step <= self._num_steps:
-            raise SimulationError(f"no such steps of {self._num_steps}: {do}")
+        if not 0 <= do.first_step < do.end_step <= do.fragment.num_steps:
+            raise SimulationError(f"no such steps: {do}")
         if do.first_step == 0:
             return
         found = self._trajectories.get(do.fragment)
@@ -92,7 +91,7 @@ class Ledger:
     def check_score(self, do: Score) -> None:
         """Refuse a fragment that is not generated."""
         found = self._trajectories.get(do.fragment)
-        if found is None or found.next_step != self._num_steps:
+        if found is None or found.next_step != do.fragment.num_steps:
             raise SimulationError(f"{do} of a fragment that is not generated: {found}")
 
     def check_train(self, do: Train) -> None:
@@ -107,7 +106,7 @@ class Ledger:
             if not samples.issuperset(range(first, first + block.num_rows)):
                 raise SimulationError(f"{block} holds samples that are not to be trained: {do}")
             found = self._trajectories.get(fragment)
-            if found is None or found.next_step != self._num_steps:
+            if found is None or found.next_step != fragment.num_steps:
                 raise SimulationError(f"{fragment} is not generated, or lost: {do}")
 
     def check_step(self, do: Step) -> None:

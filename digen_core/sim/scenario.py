@@ -125,6 +125,10 @@ class Scenario(Strict):
     """What a sample of a group costs, relative to other groups', for the groups in turn: sizes
     that are mixed. The mean group takes what the constants say."""
 
+    group_steps: tuple[Annotated[int, Field(ge=1), _STEPS], ...] = ()
+    """Denoising steps of a group, for the groups in turn; of them as large a share is trained as
+    trained_steps is of steps, which is the most. Empty: all groups have `steps`."""
+
     kinds: dict[str, DeviceKind] = Field(default_factory=dict)
     """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
@@ -167,6 +171,16 @@ class Scenario(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_group_steps(self) -> Self:
+        for steps in self.group_steps:
+            if steps > self.steps or not self.trained_of(steps):
+                raise ValueError(
+                    f"group_steps has {steps}; use at most steps ({self.steps}), and as many that "
+                    f"one is trained where of {self.steps} steps {self.trained_steps} are"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_links(self) -> Self:
         sites = {kind.site for kind in self.kinds.values()}
         for link in self.links:
@@ -187,6 +201,7 @@ class Scenario(Strict):
     @property
     def workload(self) -> Workload:
         """The shape of its iterations."""
+        own = tuple(islice(cycle(self.group_steps), self.prompts))
         return Workload(
             num_groups=self.prompts,
             group_size=self.group_size,
@@ -195,10 +210,21 @@ class Scenario(Strict):
             pack_size=self.pack_size,
             trained_per_group=self.trained_per_group,
             group_costs=relative_costs(islice(cycle(self.group_costs), self.prompts)),
+            group_steps=own,
+            group_trained=tuple(map(self.trained_of, own)),
             num_updates=self.updates,
             epochs=self.epochs,
             dealt_by=self.dealt_by,
         )
+
+    @property
+    def trained_fraction(self) -> float:
+        """Share of the steps of a trajectory that is trained, rounded down."""
+        return min(1.0, (self.trained_steps + 0.5) / self.steps)
+
+    def trained_of(self, num_steps: int) -> int:
+        """Return the trained steps of a trajectory of so many."""
+        return int(num_steps * self.trained_fraction)
 
     @property
     def splits(self) -> range:
@@ -221,8 +247,14 @@ class Scenario(Strict):
 
     @property
     def pairs_per_group(self) -> int:
-        """Pairs of a group that are trained, in all epochs."""
-        return self.trained_per_group * self.trained_steps * self.epochs
+        """Pairs of a group that are trained, in all epochs; of that with the fewest."""
+        fewest = min(self.workload.group_trained, default=self.trained_steps)
+        return self.trained_per_group * fewest * self.epochs
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of an iteration that are trained, in all epochs."""
+        return self.workload.num_pairs(self.trained_steps)
 
     @property
     def generation_work(self) -> float:

@@ -107,7 +107,7 @@ class Simulation:
         self._trained_steps = tuple(trained_steps)
         self._jitter = jitter
         self._clock = Clock()
-        self._ledger = Ledger(workload.num_steps)
+        self._ledger = Ledger()
         self._transfers = Transfers(costs, self._clock)
         self._servers = RewardServers(
             self._clock, jitter, seconds=costs.reward, num_servers=costs.reward_servers
@@ -187,7 +187,7 @@ class Simulation:
 
     def _add(self, device: Device) -> None:
         self._devices[device.name] = SimulatedDevice(
-            device, self._costs, self._clock, self._jitter, self._workload.num_steps, self._done
+            device, self._costs, self._clock, self._jitter, self._done
         )
         self._device_names.append(device.name)
         self._transfers.add_device(device)
@@ -203,9 +203,18 @@ class Simulation:
 
     def _offer(self) -> None:
         if self._num_offered < self._num_iterations:
-            costs = self._workload.group_costs
-            index, steps = self._num_offered, self._trained_steps
-            offer = protocol.IterationOffered(index, steps, costs, self._mixing, self._deal())
+            work = self._workload
+            offer = protocol.IterationOffered(
+                self._num_offered,
+                self._trained_steps,
+                work.group_costs,
+                self._mixing,
+                self._deal(),
+                own_steps=tuple(
+                    (tuple(range(num)),) * work.group_size for num in work.group_trained
+                ),
+                group_steps=work.group_steps,
+            )
             self._deliver_soon(offer)
             self._num_offered += 1
 
@@ -223,7 +232,7 @@ class Simulation:
             case Generate() as do:
                 self._ledger.denoised(do, task.end_step)
                 self._transfers.denoised(do, task.end_step)
-                if task.end_step == self._workload.num_steps:
+                if task.end_step == do.fragment.num_steps:
                     self._deliver(protocol.FragmentGenerated(do.fragment))
                 else:
                     self._deliver(protocol.FragmentPaused(do.fragment, task.end_step))

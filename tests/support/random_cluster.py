@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from random import Random
+from statistics import fmean
 from typing import get_args
 
 from digen_core.control import protocol as p
@@ -13,6 +14,8 @@ from digen_core.control.schedule import UNMIXED, GroupOrder, Mixing, Schedule, W
 ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
 NUM_STEPS = 4
 TRAINED = (0, 2)
+OWN_TRAINED = {2: (1,), 3: (0, 1, 2), NUM_STEPS: TRAINED}
+"""By their number of steps, which of them trajectories train."""
 
 
 def make_devices(layout, num_rollout, num_trainers, kinds=("default",), sites=("",)):
@@ -73,7 +76,7 @@ class RandomCluster:
         skipped=(),
         refill=0,
         not_updated=(),
-        mixed: Random | None = None,  # draws costs of groups; None: all cost the same
+        mixed: Random | None = None,  # draws costs and steps of groups; None: all are alike
     ):
         self.mixed, self.offers = mixed, {}
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
@@ -160,15 +163,22 @@ class RandomCluster:
             self.tell(self._event_of(do, pause_odds))
 
     def _offer(self, index: int) -> p.IterationOffered:
-        costs, mixing, draw = (), UNMIXED, self.mixed
+        costs, steps, mixing, draw = (), (), UNMIXED, self.mixed
         if draw is not None:
-            num_prompts = self.workload.num_groups * (1 + self.refill)
-            costs = tuple(draw.choice([0.1, 1 / 3, 1.0, 2.5, 8.0]) for _ in range(num_prompts))
+            groups = range(self.workload.num_groups * (1 + self.refill))
+            if draw.random() < 0.7:
+                costs = tuple(draw.choice([0.1, 1 / 3, 1.0, 2.5, 8.0]) for _ in groups)
+            if draw.random() < 0.7:
+                steps = tuple(draw.choice([*OWN_TRAINED]) for _ in groups)
             mixing = Mixing(draw.choice(get_args(GroupOrder)), draw.random() < 0.5)
+        own = tuple((OWN_TRAINED[number],) * self.workload.group_size for number in steps)
+        trained = tuple(sorted({step for group in own for step in group[0]})) or TRAINED
         units = range(self.workload.dealt_units)
         orders = [self.random.sample(units, len(units)) for _ in range(self.workload.epochs)]
         deal = self.workload.deal(orders)
-        self.offers[index] = p.IterationOffered(index, TRAINED, costs, mixing, deal)
+        self.offers[index] = p.IterationOffered(
+            index, trained, costs, mixing, deal, own, group_steps=steps
+        )
         return self.offers[index]
 
     def _loss_odds(self) -> float:
@@ -317,10 +327,11 @@ class RandomCluster:
         self._check_state(do)
         match do:
             case p.Generate(fragment, first, end, version, device):
-                assert end == self.workload.num_steps
-                if self.offers[fragment.iteration].mixing.cuts and fragment.num_samples > 1:
-                    most = self.workload.fragment_size
-                    assert max(fragment.load, fragment.num_samples) <= most
+                offer = self.offers[fragment.iteration]
+                assert end == fragment.num_steps == self._steps_of(offer, fragment.group)
+                if offer.mixing.cuts and fragment.num_samples > 1:
+                    dear = max(1.0, self._dearness_of(offer, fragment))
+                    assert dear * fragment.num_samples <= self.workload.fragment_size * 1.01
                 assert first == self.next_step.get(fragment, 0) or self.num_lost
                 assert version in self.held[device], "a version that the device does not hold"
                 group = (fragment.iteration, fragment.group)
@@ -344,6 +355,17 @@ class RandomCluster:
                 self._check_crossing(do)
             case p.Reduce(_, devices):
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
+
+    def _steps_of(self, offer: p.IterationOffered, group: int) -> int:
+        return offer.group_steps[group] if offer.group_steps else self.workload.num_steps
+
+    def _dearness_of(self, offer: p.IterationOffered, fragment: p.Fragment) -> float:
+        """Return what a sample takes to generate; with steps of their own, in the mean."""
+        if not offer.group_steps:
+            return fragment.cost
+        costs = offer.group_costs or (1.0,) * len(offer.group_steps)
+        work = [cost * steps for cost, steps in zip(costs, offer.group_steps, strict=True)]
+        return work[fragment.group] / fmean(work)
 
     def _check_state(self, do: p.Instruction) -> None:
         match do:
@@ -480,7 +502,8 @@ class RandomCluster:
                 continue
             for place, sample in enumerate(self.with_advantages[index, group]):
                 for update in self.offers[index].deal.updates_of(group, place):
-                    pairs |= {(update, group, step, sample) for step in TRAINED}
+                    steps = OWN_TRAINED[self._steps_of(self.offers[index], group)]
+                    pairs |= {(update, group, step, sample) for step in steps}
         return pairs
 
     def check_versions(self) -> None:

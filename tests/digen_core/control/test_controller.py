@@ -271,11 +271,79 @@ def test_groups_are_generated_in_the_order_that_is_offered(costs, order, expecte
 def test_the_dearer_a_sample_the_fewer_are_in_a_fragment(cost, sizes):
     """At 1.5 two samples fit into the load of four, as 4 / 1.5 = 2.7."""
     workload = make_workload(group_size=8, fragment_size=4)
-    parts = fragments_of(workload, 0, 0, cost, cuts=True)
+    parts = fragments_of(workload, 0, 0, cost, dear=cost)
     assert [part.num_samples for part in parts] == sizes
     assert {part.load / part.num_samples for part in parts} == {cost}
     assert [s for part in parts for s in part.samples] == list(range(8))
     assert [part.num_samples for part in fragments_of(workload, 0, 0, cost)] == [4, 4]
+
+
+def offered_with_steps(it, steps, trained, costs=(), **mixing):
+    own = tuple((own,) * 4 for own in trained)
+    union = tuple(sorted({step for group in trained for step in group}))
+    mixed = Mixing(**mixing)
+    offer = p.IterationOffered(0, union, costs, mixed, own_steps=own, group_steps=steps)
+    return it.handle(offer)
+
+
+@pytest.mark.parametrize(
+    ("order", "costs", "expected"),
+    [
+        ("listed", (), [0, 1, 2]),
+        ("cheap-first", (), [1, 2, 0]),
+        ("dear-first", (), [0, 2, 1]),
+        ("dear-first", (0.5, 3.0, 1.0), [1, 2, 0]),  # 2, 6 and 3
+    ],
+)
+def test_groups_are_ordered_by_cost_times_steps(order, costs, expected):
+    it = started(workload=make_workload(num_groups=3, fragment_size=4))
+    do, found = offered_with_steps(it, (4, 2, 3), [(0, 1), (0,), (2,)], costs, order=order), []
+    while do and isinstance(do[-1], p.Generate):
+        found.append(do[-1].fragment.group)
+        assert do[-1].end_step == (4, 2, 3)[found[-1]]
+        do = it.handle(p.FragmentGenerated(do[-1].fragment))
+    assert found == expected
+
+
+def test_a_group_of_many_steps_is_cut_and_trained_by_its_own():
+    """Of 6 and 2 steps, 4 in the mean: the first group takes 1.5, so 4 samples are cut in twos."""
+    workload = make_workload(fragment_size=4, num_steps=6)
+    it = started("colocated-strong", 1, 0, workload=workload)
+    (do,) = offered_with_steps(it, (6, 2), [(0, 1, 5), (1,)], cuts=True)
+    iteration = it._iterations[0]
+    assert iteration.load_left(workload) == 4 * 3 + 4 * 1
+    assert iteration.queue.load == 2 * 6 + 4 * 2  # and as much is under way
+    assert iteration.num_trained_steps == 2
+    done = []
+    while isinstance(do, p.Generate):
+        done.append(do.fragment)
+        told = it.handle(p.FragmentGenerated(do.fragment))
+        told += it.handle(p.FragmentScored(do.fragment))
+        do = next((do for do in told if isinstance(do, p.Generate)), None)
+    assert [(part.num_samples, part.num_steps) for part in done] == [(2, 6), (2, 6), (4, 2)]
+    told = it.handle(p.AdvantagesComputed(0, (0, 1)))
+    pairs = []
+    while train := next((do for do in told if isinstance(do, p.Train)), None):
+        pairs += [(b.fragment.group, b.step, s) for b in train.pack.blocks for s in b.samples]
+        told = it.handle(p.PackTrained(train.pack))
+    expected = [(0, step, s) for step in (0, 1, 5) for s in range(4)]
+    assert sorted(pairs) == sorted(expected + [(1, 1, s) for s in range(4)])
+
+
+def test_without_packs_samples_of_several_numbers_of_steps_are_trained_one_after_the_other():
+    """A pack of each trained step of a sample: two of the first group's, one of the second's."""
+    workload = make_workload(group_size=4, fragment_size=4, samples_per_pack=1)
+    it = started("colocated", 1, 0, workload=workload)
+    (do,) = offered_with_steps(it, (4, 2), [(0, 2), (1,)])
+    told = it.handle(p.FragmentGenerated(do.fragment))
+    last = next(do for do in told if isinstance(do, p.Generate))
+    for do in it.handle(p.FragmentGenerated(last.fragment)):
+        told = it.handle(p.FragmentScored(do.fragment)) if isinstance(do, p.Score) else told
+    told, packs = it.handle(p.AdvantagesComputed(0, (0, 1))), []
+    while train := next((do for do in told if isinstance(do, p.Train)), None):
+        packs.append([(b.fragment.group, b.step, b.num_rows) for b in train.pack.blocks])
+        told = it.handle(p.PackTrained(train.pack))
+    assert packs == [[(0, 0, 1)], [(0, 2, 1)]] * 4 + [[(1, 1, 1)]] * 4
 
 
 def test_a_pack_is_as_large_as_it_is_fair_whatever_its_pairs_cost():

@@ -12,7 +12,8 @@ NUM_STEPS = 4
 
 
 def fragment(group: int, index: int) -> Fragment:
-    return Fragment(iteration=0, group=group, index=index, first_sample=index, num_samples=1)
+    steps = NUM_STEPS + group % 3
+    return Fragment(0, group, index, first_sample=index, num_samples=1, num_steps=steps)
 
 
 class PlainQueue:
@@ -74,5 +75,5 @@ def test_what_is_taken(num_groups: int, size: int, random: Random):
         assert len(queue) == len(plain.items)
         assert all(part in queue for _, part, _ in plain.items)
         assert not any(part in queue for part in out)
-        left = sum((NUM_STEPS - done) * part.load for _, part, done in plain.items)
-        assert queue.remaining(NUM_STEPS) == left
+        left = sum((part.num_steps - done) * part.load for _, part, done in plain.items)
+        assert queue.load == left

@@ -52,7 +52,8 @@ seconds = st.sampled_from([0.0, 0.25, 1.0, 3.0])
 def scenarios(draw) -> Scenario:
     group_size, steps = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).filter(lambda c: sum(c) > 1))
-    factor = st.sampled_from([0.5, 1.0, 2.0])
+    factor, trained = st.sampled_from([0.5, 1.0, 2.0]), draw(st.integers(1, steps))
+    few = [own for own in range(1, steps + 1) if int(own * (trained + 0.5) / steps)]
     kinds = {
         f"kind-{number}": DeviceKind(
             count=count, generation=draw(factor), pack=draw(factor), pair=draw(factor)
@@ -65,7 +66,8 @@ def scenarios(draw) -> Scenario:
         group_size=group_size,
         trained_per_group=draw(st.integers(1, group_size)),
         steps=steps,
-        trained_steps=draw(st.integers(1, steps)),
+        trained_steps=trained,
+        group_steps=draw(st.lists(st.sampled_from(few), max_size=3)),
         fragment_size=draw(st.integers(1, group_size)),
         pack_size=draw(st.integers(1, 5)),
         d0=draw(seconds),

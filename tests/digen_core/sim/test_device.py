@@ -17,8 +17,8 @@ from digen_core.sim.clock import Clock, Jitter
 from digen_core.sim.device import SimulatedDevice
 from digen_core.sim.ledger import SimulationError
 
-FRAGMENT = Fragment(0, 0, 0, 0, 1)
-OTHER = Fragment(0, 0, 1, 1, 1)
+FRAGMENT = Fragment(0, 0, 0, 0, 1, num_steps=4)
+OTHER = Fragment(0, 0, 1, 1, 1, num_steps=4)
 COSTS = Costs(
     kinds={
         "slow": DeviceCosts(
@@ -43,7 +43,6 @@ class Bench:
             COSTS,
             self.clock,
             Jitter(jitter, 0),
-            num_steps=4,
             done=lambda task: self.done.append(
                 (type(task.do).__name__, task.end_step, task.started, self.clock.now)
             ),

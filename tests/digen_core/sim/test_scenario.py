@@ -45,6 +45,16 @@ def test_groups_cost_what_they_are_said_to_in_turn(scenario):
     assert even.workload.group_costs == scenario.workload.group_costs == ()
 
 
+def test_groups_have_the_steps_that_they_are_said_to_in_turn(scenario):
+    """Of 3 steps one is trained: of as few as two one is, too."""
+    mixed = scenario.model_copy(update={"prompts": 4, "group_steps": (2, 3, 3)})
+    assert mixed.workload.group_steps == (2, 3, 3, 2)
+    assert mixed.workload.group_trained == (1, 1, 1, 1)
+    assert mixed.workload.mean_steps == 2.5
+    assert mixed.generation_work == 4 * 2 * (2.5 + 1)
+    assert scenario.workload.group_steps == scenario.workload.group_trained == ()
+
+
 def of_kinds(scenario, **kinds):
     devices = sum(kind["count"] for kind in kinds.values())
     return Scenario.model_validate(
@@ -95,6 +105,8 @@ def test_colocated_devices_are_those_of_the_inventory(scenario):
         ("pack_sise = 4", "unknown key pack_sise; did you mean pack_size?"),
         ("trained_steps = 41", "trained_steps is 41, but steps is only 40"),
         ("trained_per_group = 17", "trained_per_group is 17, but group_size is only 16"),
+        ("group_steps = [41]", "group_steps has 41; use at most steps (40), and as many that one"),
+        ("group_steps = [1]", "group_steps has 1; use at most steps (40), and as many that one is"),
         ("push = 'soon'", "push: must be a valid number"),
         ("jitter = nan", "jitter: must be a finite number (got nan)"),
         ("prompts = ", "is not valid TOML"),

@@ -1,11 +1,13 @@
 """The search for a split: against trying all of them, and what it leaves off."""
 
 from dataclasses import replace
+from statistics import fmean
+from typing import get_args
 
 import pytest
 
 from deployments.shipped import find_scenario
-from digen_core.control.schedule import Mixing
+from digen_core.control.schedule import GroupOrder, Mixing
 from digen_core.planning.search import Choice, Fixed, search, simulate_choice
 
 
@@ -45,6 +47,53 @@ def test_groups_of_unequal_cost_are_never_slower_than_in_the_listed_order(name, 
     plan = search(scenario, layout, Fixed(num_rollout=split))
     most = (1 - GAINS.get((name, layout), 0.0)) * LISTED_AND_UNKNOWN[name, split, layout]
     assert plan.seconds < 1.01 * most
+
+
+STEPS = ((1,) * 7 + (4,), (1, 1, 2, 4))
+"""Of the groups in turn, in quarters of the most."""
+LISTED_AND_CHOSEN = {  # seconds without jitter, of both, as docs/planning.md has them
+    ("C", 6, "tsp"): [(33.0, 30.6), (42.8, 42.7)],
+    ("C", 6, "tcss"): [(24.6, 21.8), (33.9, 33.9)],
+    ("D", 8, "tsp"): [(54.3, 49.9), (67.1, 64.3)],
+    ("D", 8, "elastic"): [(42.6, 42.6), (47.2, 43.1)],
+    ("D", 8, "tcss"): [(40.7, 36.2), (51.2, 51.2)],
+    ("F", 8, "gap"): [(87.8, 87.8), (171.0, 135.8)],
+    ("F", 8, "tsp"): [(83.4, 83.4), (141.0, 131.4)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "layout"),
+    [
+        pytest.param(*case, marks=[] if case[0] == "D" else [pytest.mark.nightly])
+        for case in LISTED_AND_CHOSEN
+    ],
+)
+def test_the_order_of_groups_of_unequal_steps_is_not_slower_than_the_listed_one(
+    name, split, layout
+):
+    base = find_scenario(name)
+    counts = {"helpers": base.devices - split, "assistants": split} if layout == "elastic" else {}
+    listed = Choice(layout, split, stale_share=0.5 * (layout == "tcss"), **counts)
+
+    def seconds(choice, quarters, jitter=0.0, seed=0):
+        steps = tuple(base.steps // 4 * number for number in quarters)
+        scenario = base.model_copy(update={"group_steps": steps})
+        num = 4 if choice.stale_share else 2
+        options = {"num_iterations": num, "jitter": jitter, "seed": seed}
+        return simulate_choice(scenario, choice, **options).seconds
+
+    ways = [Mixing(order, cuts) for cuts in (False, True) for order in get_args(GroupOrder)]
+    for quarters, expected in zip(STEPS, LISTED_AND_CHOSEN[name, split, layout], strict=True):
+        choices = [replace(listed, mixing=way) for way in ways]
+        chosen = min(choices, key=lambda own: seconds(own, quarters))
+        found = seconds(listed, quarters), seconds(chosen, quarters)
+        assert found == pytest.approx(expected, abs=0.1)
+        means = [
+            fmean(seconds(own, quarters, base.jitter, seed) for seed in range(3))
+            for own in (listed, chosen)
+        ]
+        assert means[1] < 1.02 * means[0]
 
 
 def test_a_dear_group_is_cut_where_its_fragments_would_be_waited_for():

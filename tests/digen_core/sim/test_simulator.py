@@ -45,6 +45,22 @@ def test_disaggregated_by_hand(scenario):
     ]
 
 
+def test_groups_of_several_numbers_of_steps_by_hand(scenario):
+    """Fragments of the second group take 3 s, with 2 steps in place of 3; of each one is trained.
+
+    With all of its steps trained, the first group has 3 pairs of each sample and the second 2.
+    """
+    report = run(scenario.model_copy(update={"group_steps": (3, 2)}), "disaggregated", 1)
+    assert report.seconds == pytest.approx(4 + 4 + 3 + 3 + 0.25 + 8 + 0.5 + 2)
+    assert [task for task, *_ in spans_of(report, "denoise")][-1] == "denoise g01 f1 t00-01"
+    whole = scenario.model_copy(update={"group_steps": (3, 2), "trained_steps": 3})
+    report = run(whole, "disaggregated", 1)
+    assert report.seconds == pytest.approx(14 + 0.25 + (2 * 3 + 2 * 2) * 2 + 0.5 + 2)
+    assert (whole.num_pairs, whole.pairs_per_group) == (10, 4)
+    assert whole.workload.group_trained == (3, 2)
+    assert whole.workload.mean_steps == 2.5
+
+
 @pytest.mark.parametrize(("pulls", "after"), [(None, [2, 2, 2, 2]), (1, [2, 4, 4, 6])])
 def test_sources_of_all_weights_double_with_each_push(scenario, pulls, after):
     """A device serves one at a time: the trainer, then the first with it, then all three."""
@@ -155,7 +171,7 @@ def script(scenario, *orders):
     return controller, simulation
 
 
-FRAGMENT = protocol.Fragment(0, 0, 0, 0, 1)
+FRAGMENT = protocol.Fragment(0, 0, 0, 0, 1, num_steps=3)
 GENERATE = protocol.Generate(FRAGMENT, 0, 3, 0, "rollout-0")
 PACK = protocol.Pack(0, 0, (protocol.PairBlock(FRAGMENT, 0, 0, 1),))
 
@@ -172,7 +188,7 @@ def test_a_stall_shows_the_controller(scenario):
     [
         (protocol.Generate(FRAGMENT, 0, 3, 1, "rollout-0"), r"rollout-0 holds the versions \[0\]"),
         (protocol.Generate(FRAGMENT, 1, 3, 0, "rollout-0"), "does not follow what was denoised"),
-        (protocol.Generate(FRAGMENT, 0, 4, 0, "rollout-0"), "no such steps of 3"),
+        (protocol.Generate(FRAGMENT, 0, 4, 0, "rollout-0"), "no such steps"),
         (protocol.Generate(FRAGMENT, 0, 3, 0, "gpu-7"), "there is no device gpu-7"),
         (protocol.Pause(FRAGMENT, "rollout-0"), "rollout-0 does not generate"),
         (protocol.Score(FRAGMENT, "rollout-0"), "a fragment that is not generated"),
