@@ -5,7 +5,6 @@ from typing import Final
 
 from prefect import flow
 
-from digen_core.algorithms.base import Steps
 from digen_core.config.families import FAMILIES
 from digen_core.data.prompts import Prompt
 from flows.runtime.conductor import Conductor
@@ -42,7 +41,7 @@ def prepare(run_id: str) -> Conductor:
                 _make_ready(run, Batch(run, completions))
             conductor = Conductor(run)
             with Completions(run.inbox):
-                setup = Round(index=-1, prompts=[], steps=Steps((), ()))
+                setup = Round(index=-1, prompts=[])
                 conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
             return conductor
         except (

@@ -104,7 +104,7 @@ def denoise_steps(
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
-            kept_steps = steps_to_keep(engine.config, fragment.iteration)
+            kept_steps = steps_to_keep(engine.config, fragment.iteration, fragment.num_steps)
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
     asked = joined([part.step_values for part in parts])
@@ -131,7 +131,7 @@ def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> n
     if previous is not None:
         return previous.sigmas
     policy = engine.policy_of(fragment.iteration, fragment.group)
-    return to_array(policy.sigmas(engine.config.rollout.num_steps))
+    return to_array(policy.sigmas(fragment.num_steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +209,11 @@ def denoise_part(
                     clean=None if clean is None else to_tensor(clean[part], policy.device),
                     reference=None
                     if config.trains_clean
-                    else ReferenceUse.of(config, group, samples),
+                    else ReferenceUse.of(config, group, samples, len(sigmas) - 1),
                     zeroed=True,
                 )
             )
-        if is_asked(config) and steps.stop == config.rollout.num_steps:
+        if is_asked(config) and steps.stop == len(sigmas) - 1:
             done[-1] = with_answers(
                 done[-1], policy, rows, levels, config=config, group=group, samples=samples
             )

@@ -191,19 +191,21 @@ def _alike(
 ) -> list[Pack]:
     """Split a pack into those of one size of samples and of their condition, and of one part.
 
+    Their trajectories have one number of steps, so one schedule of noise levels.
     The gradient is a sum over pairs. With texts of several lengths there would be a mask, and with
     another kernel of attention than the rollout's, ratios would not be 1 where they should be.
     Prompts with more source images than others have larger conditions. With
     pairs of two experts, or guided and not, the members of a gang would not all compute the same.
     """
-    blocks: dict[tuple[Size, tuple[int, ...], tuple[int, ...], int], list[PairBlock]] = {}
+    blocks: dict[tuple[Size, int, tuple[int, ...], tuple[int, ...], int], list[PairBlock]] = {}
     for block in pack.blocks:
         group = block.fragment.group
         masks = [value for name, value in conditions[group].items() if name.endswith("mask")]
         lengths = tuple(int(mask.sum()) for mask in masks)
         shapes = tuple(value.shape[1] for value in conditions[group].values() if value.ndim > 1)
         size = config.size_of(block.fragment.iteration, group)
-        blocks.setdefault((size, lengths, shapes, part_of(block)), []).append(block)
+        key = size, block.fragment.num_steps, lengths, shapes, part_of(block)
+        blocks.setdefault(key, []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 
 
@@ -219,6 +221,7 @@ def _pairs(
 
     Its versions are the one that is trained, and that with which the iteration began.
     """
+    num_steps = pack.blocks[0].fragment.num_steps
     return gather_pairs(
         pack,
         segments,
@@ -228,7 +231,7 @@ def _pairs(
         engine.config,
         version=versions[0],
         trained_from=versions[1],
-        trained_steps=steps_of_iteration(engine.config, pack.iteration).trained,
+        trained_steps=steps_of_iteration(engine.config, pack.iteration, num_steps).trained,
     )
 
 

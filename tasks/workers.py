@@ -53,6 +53,14 @@ class Workers(Protocol):
         """
         ...
 
+    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+        """Return how many steps the trajectories of each group have; none: as the config says.
+
+        Args:
+            prompts: of the groups, and of those that may replace them.
+        """
+        ...
+
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body to submit for one."""
         ...
@@ -96,6 +104,10 @@ class RealWorkers:
         """Return what the sizes of its groups cost, and of those that may replace them."""
         num_images = [len(prompt.images) for prompt in prompts]
         return job.group_costs(self._config, iteration, num_images)
+
+    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+        """Return what the prompts say."""
+        return job.group_steps(self._config, prompts)
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body itself."""
@@ -143,6 +155,10 @@ class EmulatedWorkers:
     def group_costs(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[float, ...]:
         """Return the scenario's, in every iteration."""
         return self.workload.group_costs
+
+    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+        """Return the scenario's, in every iteration."""
+        return self.workload.group_steps
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body that waits in a real one's place."""

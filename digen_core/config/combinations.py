@@ -49,6 +49,27 @@ def check_work(rollout: RolloutConfig) -> None:
         )
 
 
+def check_steps(algorithm: Algorithm, rollout: RolloutConfig, num_steps: int) -> None:
+    """Refuse trajectories of so many steps of which an algorithm cannot train what it is to."""
+    algorithm.check_steps(num_steps)
+    if rollout.transition == "cps" and algorithm.end_of_noise(num_steps) == num_steps:
+        raise ValueError(
+            f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
+            f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
+        )
+
+
+def check_own_steps(prompts: PromptsConfig, algorithm: Algorithm) -> None:
+    """Refuse advantages that compare the steps of all groups where groups have their own."""
+    if prompts.steps_column and algorithm.reward_kl and algorithm.needs_all_rewards:
+        factor, _ = algorithm.reward_kl
+        raise ValueError(
+            f"prompts.steps_column is {prompts.steps_column!r}, but algorithm.kl_reward ({factor}) "
+            f"with advantage_scale {algorithm.advantage_scale!r} compares each step of all groups; "
+            "use advantage_scale 'group' or 'none', or algorithm.kl_coefficient."
+        )
+
+
 def check_profiles(tracking: TrackingConfig, num_iterations: int) -> None:
     """Refuse profiles of iterations that the run does not have."""
     late = [number for number in tracking.profile_iterations if number > num_iterations]
@@ -80,7 +101,6 @@ def check_updates(train: TrainConfig, units: int) -> None:
 
 def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelConfig) -> None:
     """Refuse samples that an algorithm cannot learn from."""
-    algorithm.check_steps(rollout.num_steps)
     if (algorithm.best_of or 0) > rollout.group_size:
         raise ValueError(
             f"algorithm.best_of ({algorithm.best_of}) is above rollout.group_size "
@@ -94,6 +114,7 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
         )
     _check_transition(algorithm, rollout)
     _check_solver(algorithm, rollout)
+    check_steps(algorithm, rollout, rollout.num_steps)
     _check_rounding(algorithm, model)
 
 
@@ -123,8 +144,7 @@ def _check_trimmed(algorithm: Algorithm, size: int) -> None:
 
 def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
     """Refuse transitions that the algorithm's maths is not for."""
-    transition, num_steps = rollout.transition, rollout.num_steps
-    allowed = algorithm.transitions
+    transition, allowed = rollout.transition, algorithm.transitions
     if transition not in allowed:
         raise ValueError(
             f"algorithm.type {algorithm.type} is not for rollout.transition {transition}; "
@@ -134,11 +154,6 @@ def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
         raise ValueError(
             f"rollout.storage is {rollout.storage}, but algorithm.type "
             f"{algorithm.type} takes the noise back out of the latents; use float32."
-        )
-    if transition == "cps" and algorithm.end_of_noise(num_steps) == num_steps:
-        raise ValueError(
-            f"the last cps step ({num_steps}) is noiseless and has no log-prob to train; use "
-            f"algorithm.trained_fraction 0.99, or a window with high <= {num_steps - 1}."
         )
 
 

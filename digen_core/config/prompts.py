@@ -58,6 +58,10 @@ class PromptsConfig(Strict):
     """Column of `train` that says how often a prompt is drawn, relative to the others; null: all
     equally often."""
 
+    steps_column: str | None = None
+    """Column of `train` that says in how many steps a prompt's samples are denoised, from 2 to
+    rollout.num_steps; null, or a row without one: rollout.num_steps."""
+
     split_column: str | None = None
     """Column of `train` that says what a row is for; null: all rows are trained on."""
 
@@ -88,6 +92,11 @@ class PromptsConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.steps_column is not None and self.sample_columns:
+            raise ValueError(
+                f"prompts.steps_column is {self.steps_column!r}, but samples come from files "
+                "(prompts.sample_columns), so that none is denoised; leave one of them out."
+            )
         if self.split_column is not None and self.evaluation_fraction is not None:
             raise ValueError(
                 f"prompts.split_column is {self.split_column!r} and prompts.evaluation_fraction "

@@ -43,7 +43,8 @@ class RolloutConfig(Strict):
     """Samples per prompt. A group of one has no advantage by construction."""
 
     num_steps: Annotated[int, _STEPS] = Field(8, ge=2)
-    """Denoising steps per trajectory."""
+    """Denoising steps per trajectory; the most, where prompts have their own
+    (prompts.steps_column)."""
 
     transition: TransitionName = "flow_sde"
     """Stochastic sampler: FlowGRPO's SDE, coefficients-preserving sampling, DanceGRPO's SDE,

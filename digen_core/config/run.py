@@ -150,6 +150,13 @@ class RunConfig(Strict):
         """Trained steps of a trajectory (K)."""
         return self.algorithm.num_trained(self.rollout.num_steps)
 
+    def pair_weight(self, num_steps: int) -> float:
+        """Return what a pair of a trajectory of so many steps counts.
+
+        So that each sample counts the same: one of fewer trained steps has fewer pairs.
+        """
+        return self.num_trained_steps / self.algorithm.num_trained(num_steps)
+
     @property
     def trains_clean(self) -> bool:
         """Whether clean latents are trained, noised anew, in place of sampled transitions."""
@@ -327,6 +334,7 @@ class RunConfig(Strict):
         combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
+        combinations.check_own_steps(self.prompts, self.algorithm)
         combinations.check_schedule(self.algorithm, self.schedule)
         combinations.check_reference(self.algorithm, self.schedule)
         combinations.check_cost(self.max_cost, self.cluster)

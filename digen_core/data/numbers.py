@@ -1,4 +1,4 @@
-"""Numbers in the rows of prompts: weights, and what samples that come with them are worth."""
+"""Numbers in the rows of prompts: weights, steps, and what samples that come with them score."""
 
 import math
 from collections.abc import Mapping
@@ -26,6 +26,33 @@ def weight_in(row: Row, column: str) -> float:
             f"from {least:g} to {most:g}"
         )
     return weight
+
+
+def steps_in(row: Row, column: str | None, most: int) -> int | None:
+    """Return in how many steps a row's samples are denoised; None if it does not say.
+
+    Args:
+        row: of prompts.
+        column: that says it.
+        most: that it may be.
+
+    Raises:
+        ConfigError: it is no whole number of 2 or more and at most that.
+    """
+    if column is None or row.values.get(column) in (None, ""):
+        return None
+    steps = _number(row, column)
+    if not (steps >= 2 and steps.is_integer()):
+        raise ConfigError(
+            f"{row.origin}: its {column!r} is {shown(row.values.get(column))}; a number of "
+            "denoising steps is whole, and 2 or more"
+        )
+    if steps > most:
+        raise ConfigError(
+            f"{row.origin}: its {column!r} is {steps:g}, but rollout.num_steps, the most that "
+            f"memory and plans count with, is {most}; set that to as many as any prompt has"
+        )
+    return int(steps)
 
 
 def scores_in(row: Row, rewards: Mapping[str, RewardConfig]) -> dict[str, tuple[float, ...]]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from digen_core.config.combinations import check_steps
 from digen_core.config.families import FAMILIES, Family, mark_in
 from digen_core.config.rewards import given
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
 from digen_core.data.images import SourceImage, given_images, source_images
-from digen_core.data.numbers import scores_in, weight_in
+from digen_core.data.numbers import scores_in, steps_in, weight_in
 from digen_core.data.rows import Row
 from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
@@ -43,6 +44,7 @@ class Prompt:
     samples: tuple[SourceImage, ...] = ()  # that are trained on; none: they are generated
     scores: Scores = field(default_factory=dict)  # what its row says of them
     is_emptied: bool = False  # whether a model is given an empty text; rewards get the prompt
+    num_steps: int | None = None  # in which its samples are denoised; None: as the config says
 
     @property
     def given_text(self) -> str:
@@ -101,12 +103,14 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
             weight=1.0 if prompts.weight_column is None else weight_in(row, prompts.weight_column),
             samples=given_images(row, prompts.sample_columns, folder),
             scores=scores_in(row, config.rewards),
+            num_steps=steps_in(row, prompts.steps_column, config.rollout.num_steps),
         )
         for row, prompt in zip(rows, _parse(config, rows, prompts.train), strict=True)
     ]
     if prompts.evaluation_fraction is not None:
         held_out = _held_out(config, found)
         found = [prompt for prompt in found if prompt.normal_key not in held_out]
+    _require_trainable(config, found)
     if not any(prompt.weight for prompt in found):
         raise ConfigError(
             f"prompts.weight_column {prompts.weight_column!r} is 0 in all of {prompts.train}"
@@ -130,6 +134,19 @@ def evaluation_prompts(config: RunConfig) -> list[Prompt]:
         return found
     held_out = _held_out(config, found)
     return [prompt for prompt in found if prompt.normal_key in held_out]
+
+
+def _require_trainable(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Check that the algorithm can train trajectories of as many steps as prompts have."""
+    firsts = {prompt.num_steps: prompt for prompt in reversed(prompts) if prompt.num_steps}
+    for num_steps, prompt in firsts.items():
+        try:
+            check_steps(config.algorithm, config.rollout, num_steps)
+        except ValueError as error:
+            why = str(error).replace("rollout.num_steps", "its number of steps")
+            raise ConfigError(
+                f"{prompt.origin}: its {config.prompts.steps_column!r} is {num_steps}; {why}"
+            ) from error
 
 
 def _rows_of_split(config: RunConfig, split: str, more: Sequence[str] = ()) -> list[Row]:
@@ -177,15 +194,18 @@ def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
 
 def prompts_hash(prompts: Sequence[Prompt]) -> str:
     """Return 16 hex digits that name prompts with all they come with, and their order."""
-    rows = [[own.key, dict(own.metadata), own.weight, *_with_samples(own)] for own in prompts]
+    rows = [[own.key, dict(own.metadata), own.weight, *_with_more(own)] for own in prompts]
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _with_samples(prompt: Prompt) -> list[Any]:
-    """Return what names the samples that a prompt comes with, and their scores; [] without any."""
-    if not prompt.samples:
-        return []
-    return [[image.digest for image in prompt.samples], dict(prompt.scores)]
+def _with_more(prompt: Prompt) -> list[Any]:
+    """Return what else names a prompt: samples that it comes with, and their scores; its steps."""
+    more: list[Any] = []
+    if prompt.samples:
+        more += [[image.digest for image in prompt.samples], dict(prompt.scores)]
+    if prompt.num_steps is not None:
+        more.append({"num_steps": prompt.num_steps})
+    return more
 
 
 def normal_text(text: str) -> str:
@@ -204,7 +224,8 @@ def _columns_of_training(config: RunConfig) -> list[str]:
     """Return the columns that only prompts that are trained on have."""
     prompts = config.prompts
     numbers = (column for reward in given(config.rewards).values() for column in reward.columns)
-    return [*prompts.sample_columns, *numbers, *filter(None, [prompts.weight_column])]
+    named = filter(None, (prompts.weight_column, prompts.steps_column))
+    return [*prompts.sample_columns, *numbers, *named]
 
 
 def _folder_of(path: str) -> Path:

@@ -1,7 +1,7 @@
 """A config on the devices of a cluster, as a problem to plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from digen_core.config.run import RunConfig
@@ -9,6 +9,7 @@ from digen_core.control.costs import Asks, Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.data.prompts import Prompt
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
 
@@ -106,6 +107,21 @@ def workload_of(config: RunConfig) -> Workload:
         epochs=config.train.epochs,
         dealt_by=config.train.dealt_by,
     )
+
+
+def with_steps(workload: Workload, config: RunConfig, prompts: Sequence[Prompt]) -> Workload:
+    """Return the shape of an iteration whose groups have these prompts, and their steps."""
+    steps = group_steps(config, prompts[: workload.num_groups])
+    return replace(
+        workload, group_steps=steps, group_trained=tuple(map(config.algorithm.num_trained, steps))
+    )
+
+
+def group_steps(config: RunConfig, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    """Return the denoising steps of each prompt's samples; empty where all are the config's."""
+    most = config.rollout.num_steps
+    steps = tuple(prompt.num_steps or most for prompt in prompts)
+    return () if set(steps) <= {most} else steps
 
 
 def group_costs(

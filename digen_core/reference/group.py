@@ -53,7 +53,8 @@ def sample_group(
     """
     rollout, samples = config.rollout, range(config.rollout.group_size)
     policy = policy.at_size(config.size_of(*group))
-    sigmas = policy.sigmas(rollout.num_steps).to(policy.device)
+    num_steps = prompt.num_steps or rollout.num_steps
+    sigmas = policy.sigmas(num_steps).to(policy.device)
     condition = {
         name: value.expand(len(samples), *value.shape[1:])
         for name, value in encoded(policy, [prompt]).items()
@@ -71,16 +72,16 @@ def sample_group(
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    noisy_steps, trained_steps = steps_of_iteration(config, group[0])
-    own_steps = own_steps_of_group(config, *group)
+    noisy_steps, trained_steps = steps_of_iteration(config, group[0], num_steps)
+    own_steps = own_steps_of_group(config, *group, num_steps)
     if prompt.samples:
         x = rounded(policy.encode_samples(prompt.samples), rollout.storage)
-        clean = [x] * (rollout.num_steps + 1)
+        clean = [x] * (num_steps + 1)
         return Group(policy, condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps)
     x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
     predicted: torch.Tensor | None = None
-    for step in range(rollout.num_steps):
+    for step in range(num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
         velocity = policy.velocity(x, here, condition)
         before, predicted = predicted, predicted_clean(x, velocity, here)

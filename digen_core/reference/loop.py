@@ -260,7 +260,8 @@ def _train(
             trained = [sample for sample in samples if not own or step in own[sample]]
             chosen = lose(config, group, step)[trained]
             is_finite = is_finite and bool(chosen.isfinite().all())
-            loss = chosen.sum() / config.pairs_per_update
+            weight = config.pair_weight(len(group.latents) - 1)
+            loss = weight * chosen.sum() / config.pairs_per_update
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
             for master, gradient in zip(masters, found, strict=True):
                 if gradient is not None:

@@ -31,6 +31,7 @@ def sample_means(
     if not of_steps:
         return row
     name = "kl" if config.kl_reward else "margin"
-    row[f"reward/{name}"] = float(np.mean(list(of_steps.values())))
+    every_value = np.concatenate([own.ravel() for own in of_steps.values()])
+    row[f"reward/{name}"] = float(np.mean(every_value))
     rewards = {group: own["reward"] for group, own in columns.items()}
     return row | preference_metrics(config.algorithm, rewards, of_steps)

@@ -23,7 +23,7 @@ from digen_core.checkpoints.manifest import (
 from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import PairPool, by_step, pairs_by_step
-from digen_core.control.protocol import Pack
+from digen_core.control.protocol import Fragment, Pack
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt, prompts_hash, train_prompts
 from digen_core.errors import UserError
@@ -214,15 +214,16 @@ def _prompts_of(
 
 
 def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -> None:
-    for step in steps_to_keep(config, iteration):
-        holders = {s.fragment for s in segments if s.covers(step)}
-        recorded = config.trains_clean or all(
-            step in s.logprobs for s in segments if s.covers(step)
-        )
-        if holders != {s.fragment for s in segments} or not recorded:
+    kept = defaultdict[Fragment, set[int]](set)
+    for own in segments:
+        covered = range(own.first_step, own.first_step + len(own.latents) - 1)
+        kept[own.fragment].update(covered if config.trains_clean else own.logprobs)
+    for fragment, steps in sorted(kept.items()):
+        missing = set(steps_to_keep(config, iteration, fragment.num_steps)) - steps
+        if missing:
             raise UserError(
-                f"these settings train step {step}, whose latents iteration {iteration + 1} did "
-                "not keep; leave the trained steps as they were"
+                f"these settings train step {min(missing)}, whose latents iteration "
+                f"{iteration + 1} did not keep; leave the trained steps as they were"
             )
 
 
@@ -233,9 +234,10 @@ def _packs(
     trained: Mapping[int, tuple[int, ...]],
 ) -> list[Pack]:
     """Return the pairs of the update in packs, fragment by fragment and step by step."""
-    pool, steps = PairPool(), steps_of_iteration(config, iteration).trained
+    pool = PairPool()
     for fragment in sorted({segment.fragment for segment in segments}):
-        own = own_steps_of_group(config, iteration, fragment.group)
+        steps = steps_of_iteration(config, iteration, fragment.num_steps).trained
+        own = own_steps_of_group(config, iteration, fragment.group, fragment.num_steps)
         samples = [s for s in fragment.samples if s in trained.get(fragment.group, ())]
         pool.add(pairs_by_step(fragment, by_step(samples, steps, own)))
     packs: list[Pack] = []

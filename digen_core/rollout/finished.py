@@ -48,7 +48,7 @@ def with_answers(
 
     One that is NaN or infinite becomes 0, and is named. The other arguments are those of `answers`.
     """
-    levels = steps_of_iteration(config, group[0]).trained
+    levels = steps_of_iteration(config, group[0], len(sigmas) - 1).trained
     found = answers(
         policy,
         last.x_next,
@@ -99,7 +99,7 @@ def answers(
         for name, value in policy.without_padding(condition).items()
     }
     found, everyone = Answers(), dict.fromkeys(levels, range(len(x_0)))
-    use = ReferenceUse.of(config, group, samples) or ReferenceUse(everyone)
+    use = ReferenceUse.of(config, group, samples, len(sigmas) - 1) or ReferenceUse(everyone)
     if config.algorithm.needs_margins:
         use = replace(use, rows=everyone)
     for level in levels:

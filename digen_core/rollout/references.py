@@ -34,7 +34,9 @@ class ReferenceUse:
     """Whether training compares with the velocities."""
 
     @classmethod
-    def of(cls, config: RunConfig, group: tuple[int, int], samples: range) -> "ReferenceUse | None":
+    def of(
+        cls, config: RunConfig, group: tuple[int, int], samples: range, num_steps: int
+    ) -> "ReferenceUse | None":
         """Return what a run asks; None if it asks for nothing.
 
         Of transitions that is asked at them, of samples that are trained clean once they are.
@@ -43,12 +45,15 @@ class ReferenceUse:
             config: of the run.
             group: (iteration, index).
             samples: indices of the batch's samples in the group.
+            num_steps: of their trajectories.
         """
         rewarded, kept = config.algorithm.reward_kl, config.generates_reference
         if rewarded is None and not kept:
             return None
-        own_steps = own_steps_of_group(config, *group) if rewarded is None else ()
-        trained = by_step(samples, steps_of_iteration(config, group[0]).trained, own_steps)
+        own_steps = own_steps_of_group(config, *group, num_steps) if rewarded is None else ()
+        trained = by_step(
+            samples, steps_of_iteration(config, group[0], num_steps).trained, own_steps
+        )
         rows = {step: [own - samples.start for own in found] for step, found in trained.items()}
         return cls(rows, rewarded and rewarded[1], kept)
 

@@ -4,41 +4,65 @@ Drawn from the run's seed for an iteration, and where each sample has its own of
 the same whatever device it runs on.
 """
 
+from collections.abc import Sequence
+
 from digen_core.algorithms.base import Steps
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import OwnSteps
 from digen_core.seeding import STEPS, numpy_generator_for
 
 
-def steps_of_iteration(config: RunConfig, iteration: int) -> Steps:
-    """Return the noisy and the trained steps of an iteration of a run."""
+def steps_of_iteration(config: RunConfig, iteration: int, num_steps: int | None = None) -> Steps:
+    """Return the noisy and the trained steps of an iteration's trajectories.
+
+    Args:
+        config: of the run.
+        iteration: from 0.
+        num_steps: of the trajectories; None: as the config says.
+    """
     generator = numpy_generator_for(config.seed, STEPS, iteration)
-    return config.algorithm.steps(config.rollout.num_steps, iteration, generator)
+    return config.algorithm.steps(num_steps or config.rollout.num_steps, iteration, generator)
 
 
 def own_steps_of_group(
-    config: RunConfig, iteration: int, group: int
+    config: RunConfig, iteration: int, group: int, num_steps: int | None = None
 ) -> tuple[tuple[int, ...], ...]:
     """Return the steps that each sample of a group trains; empty: all that the iteration does."""
     generator = numpy_generator_for(config.seed, STEPS, iteration, group)
-    size, steps = config.rollout.group_size, config.rollout.num_steps
+    size, steps = config.rollout.group_size, num_steps or config.rollout.num_steps
     return config.algorithm.own_steps(size, steps, generator)
 
 
-def own_steps_of_groups(config: RunConfig, iteration: int, num_groups: int) -> OwnSteps:
+def own_steps_of_groups(
+    config: RunConfig, iteration: int, num_groups: int, group_steps: Sequence[int] = ()
+) -> OwnSteps:
     """Return the steps that each sample of an iteration's groups trains; empty: all that it does.
 
     Args:
         config: of the run.
         iteration: from 0.
         num_groups: those that may take the place of others included.
+        group_steps: of the trajectories of each; none: as the config says.
     """
-    drawn = (own_steps_of_group(config, iteration, group) for group in range(num_groups))
-    return tuple(own for own in drawn if own)
+    if not group_steps:
+        drawn = (own_steps_of_group(config, iteration, group) for group in range(num_groups))
+        return tuple(own for own in drawn if own)
+    trained = {steps: steps_of_iteration(config, iteration, steps).trained for steps in group_steps}
+    return tuple(
+        own_steps_of_group(config, iteration, group, steps)
+        or (trained[steps],) * config.rollout.group_size
+        for group, steps in enumerate(group_steps)
+    )
 
 
-def steps_to_keep(config: RunConfig, iteration: int) -> tuple[int, ...]:
-    """Return the steps whose latents training needs: where clean latents are trained, the last."""
+def steps_to_keep(config: RunConfig, iteration: int, num_steps: int) -> tuple[int, ...]:
+    """Return the steps whose latents training needs: where clean latents are trained, the last.
+
+    Args:
+        config: of the run.
+        iteration: from 0.
+        num_steps: of the trajectories.
+    """
     if config.trains_clean:
-        return (config.rollout.num_steps - 1,)
-    return steps_of_iteration(config, iteration).trained
+        return (num_steps - 1,)
+    return steps_of_iteration(config, iteration, num_steps).trained

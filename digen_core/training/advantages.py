@@ -52,6 +52,40 @@ def advantages_of(
     columns = {group: column for group, column in columns.items() if group not in dropped}
     if not columns:
         return Advantages(zeros, tuple(zeros), history=history, dropped=dropped)
+    parts = [
+        _signal_of(config, own, prompts, history, step_values)
+        for own in _by_trained_steps(columns, step_values)
+    ]
+    return Advantages(
+        values={group: own for part in parts for group, own in part.values.items()} | zeros,
+        skipped=tuple(sorted(dropped.union(*(part.skipped for part in parts)))),
+        chosen={group: own for part in parts for group, own in part.chosen.items()},
+        history=parts[-1].history,
+        dropped=dropped,
+    )
+
+
+def _by_trained_steps(
+    columns: Columns, step_values: Mapping[int, np.ndarray] | None
+) -> list[Columns]:
+    """Return groups of one number of trained steps together, if something is asked of each step."""
+    if step_values is None:
+        return [columns]
+    numbers = {group: step_values[group].shape[1] for group in columns}
+    return [
+        {group: column for group, column in columns.items() if numbers[group] == number}
+        for number in sorted(set(numbers.values()))
+    ]
+
+
+def _signal_of(
+    config: RunConfig,
+    columns: Columns,
+    prompts: Mapping[int, str],
+    history: RewardHistory,
+    step_values: Mapping[int, np.ndarray] | None,
+) -> Advantages:
+    """Return the advantages of groups that lack no number."""
     rows, weights, counted = _mixed(config, columns)
     asked = None
     if step_values is not None:
@@ -69,11 +103,10 @@ def advantages_of(
     signal = config.algorithm.signal(scored, history)
     values, best_of = signal.advantages, config.algorithm.best_of
     return Advantages(
-        values={group: values[owner == group].numpy() for group in columns} | zeros,
-        skipped=tuple(sorted(signal.flat | dropped)),
+        values={group: values[owner == group].numpy() for group in columns},
+        skipped=tuple(sorted(signal.flat)),
         chosen=_chosen(values, owner, best_of, config.rollout.group_size),
         history=signal.history,
-        dropped=dropped,
     )
 
 

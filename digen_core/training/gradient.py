@@ -3,6 +3,7 @@
 A pair is one sample at one trained step; a pack is any set of pairs, of different samples and
 steps, in one forward and backward. The loss is a *sum* over pairs divided by the number of pairs of
 the whole update, fixed in advance: packs of any size, in any order, add up to the same gradient.
+Where trajectories have unequal numbers of steps, a pair weighs more the fewer of them are trained.
 """
 
 from collections.abc import Iterable, Mapping
@@ -106,7 +107,7 @@ def pack_loss(
         metrics = replace(metrics, nonfinite=text)
     else:
         _check_replay(metrics.replay_errors, config)
-    return loss / config.pairs_per_update, metrics
+    return pairs.weight * loss / config.pairs_per_update, metrics
 
 
 def _replay_loss(

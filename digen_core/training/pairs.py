@@ -37,6 +37,7 @@ class Pairs:
     sampled_by: tuple[str, ...] = ()  # [b] devices; empty: they are not known
     start_velocity: Tensor | None = None  # as below, for algorithms that compare with it
     reference_velocity: Tensor | None = None  # as below
+    weight: float = 1.0  # what each counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class CleanPairs:
     """[b, ...] of what generated when the iteration began; None: the trained version did."""
     reference_velocity: Tensor | None = None
     """[b, ...] of the reference policy, if who generated the samples asked it."""
+
+    weight: float = 1.0  # what each counts
 
     @property
     def x(self) -> Tensor:
@@ -105,7 +108,7 @@ def gather_pairs(
     """Put the pairs of a pack into one batch.
 
     Args:
-        pack: which pairs.
+        pack: which pairs, of trajectories of one number of steps.
         segments: that cover its steps, or the last ones if clean latents are trained; in any order.
         conditions: of each group, one row.
         advantages: [G] of each group, or [G, K] where trained steps differ.
@@ -113,10 +116,11 @@ def gather_pairs(
         config: of the run.
         version: that is trained.
         trained_from: version with which the iteration began.
-        trained_steps: of the iteration, ascending: the columns of [G, K].
+        trained_steps: of such trajectories, ascending: the columns of [G, K].
     """
     algorithm = config.algorithm
     found = list(_found(pack.blocks, segments, config))
+    weight = config.pair_weight(len(found[0][1].sigmas) - 1)
 
     def batch(parts: Iterator[np.ndarray]) -> Tensor:
         return to_tensor(np.concatenate(list(parts)), device)
@@ -142,8 +146,15 @@ def gather_pairs(
     if config.trains_clean:
         x_0 = batch(segment.x[rows] for _, segment, rows in found)
         noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
-        sigma = noise_level(0)
-        return CleanPairs(x_0, noise, advantage, sigma, condition, reference_velocity=reference)
+        return CleanPairs(
+            x_0,
+            noise,
+            advantage,
+            noise_level(0),
+            condition,
+            reference_velocity=reference,
+            weight=weight,
+        )
     x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
     versions = torch.tensor([s.version for b, s, _ in found for _ in range(b.num_rows)])
     return Pairs(
@@ -160,6 +171,7 @@ def gather_pairs(
         noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
         sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
         reference_velocity=reference,
+        weight=weight,
     )
 
 
@@ -167,10 +179,10 @@ def _found(
     blocks: Sequence[PairBlock], segments: Sequence[Segment], config: RunConfig
 ) -> Iterator[tuple[PairBlock, Segment, slice]]:
     """Yield each block with the segment that holds it and its rows there."""
-    last = config.rollout.num_steps - 1 if config.trains_clean else None
     for block in blocks:
-        step = block.step if last is None else last
-        segment = next(s for s in segments if s.fragment == block.fragment and s.covers(step))
+        own = [s for s in segments if s.fragment == block.fragment]
+        step = len(own[0].sigmas) - 2 if config.trains_clean else block.step
+        segment = next(s for s in own if s.covers(step))
         yield block, segment, slice(block.first_row, block.first_row + block.num_rows)
 
 

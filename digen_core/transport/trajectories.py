@@ -82,6 +82,7 @@ def _read(path: Path) -> Segment:
     first, version, device = (header.pop(name) for name in ("first_step", "version", "device"))
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}
+    header.setdefault("num_steps", len(sigmas) - 1)  # older files leave it out
     return Segment(Fragment(**header), first, latents, logprobs, version, sigmas, device)
 
 

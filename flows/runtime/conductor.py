@@ -44,7 +44,7 @@ from digen_core.control.protocol import (
     Switched,
 )
 from digen_core.eventlog.recorder import Recorder
-from digen_core.rollout.steps import own_steps_of_groups
+from digen_core.rollout.steps import own_steps_of_groups, steps_of_iteration
 from digen_core.training.deal import deal_of_iteration
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
@@ -58,7 +58,7 @@ from flows.runtime.iterations.staleness import Staleness
 from flows.runtime.memory import Memory
 from flows.runtime.observers import say, tell
 from flows.runtime.requests import is_stop
-from flows.runtime.workload import schedule_of
+from flows.runtime.workload import next_workload, schedule_of
 from tasks.runner.completions import Completion
 
 POLL_SECONDS = 1.0
@@ -84,7 +84,7 @@ class Conductor:
         self._run = run
         controller = Controller(
             run.fleet.devices,
-            run.workers.workload,
+            next_workload(run),
             schedule,
             run.progress.known_costs,
             version=run.progress.version,
@@ -199,17 +199,25 @@ class Conductor:
             self._num_offered += 1
             self._executor.open(opened)
             self._handle(*self._changes.look())  # losses that nobody could be told of before
-            offer = IterationOffered(
-                opened.index,
-                opened.round.steps.trained,
-                self._run.workers.group_costs(opened.index, opened.round.prompts),
-                self._run.progress.mixing,
-                deal_of_iteration(self._run.config, opened.index),
-                own_steps_of_groups(self._run.config, opened.index, len(opened.round.prompts)),
-                self._staleness.most_now,
-            )
+            offer = self._offer_of(opened)
             opened.recorder.most_stale = offer.most_stale
             self._handle(offer, *self._changes.take_in())
+
+    def _offer_of(self, opened: OpenIteration) -> IterationOffered:
+        config, index, prompts = self._run.config, opened.index, opened.round.prompts
+        group_steps = self._run.workers.group_steps(prompts)
+        numbers = set(group_steps) or {config.rollout.num_steps}
+        trained = (steps_of_iteration(config, index, own).trained for own in numbers)
+        return IterationOffered(
+            index,
+            tuple(sorted(set().union(*trained))),
+            self._run.workers.group_costs(index, prompts),
+            self._run.progress.mixing,
+            deal_of_iteration(config, index),
+            own_steps_of_groups(config, index, len(prompts), group_steps),
+            self._staleness.most_now,
+            group_steps,
+        )
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""

@@ -34,7 +34,7 @@ from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Watch
 from flows.runtime.observers import say, warn
-from flows.runtime.workload import schedule_of
+from flows.runtime.workload import next_workload, schedule_of
 from tasks.cluster.presence import ROLES, dismiss
 from tasks.measure import measure_alone
 
@@ -249,7 +249,7 @@ def _job_of(run: RunContext) -> tuple[Sequence[Device], Workload, Schedule, Cost
     """Return what an iteration of a run is predicted from."""
     return (
         run.fleet.devices,
-        run.workers.workload,
+        next_workload(run),
         schedule_of(run.config),
         run.progress.known_costs,
         run.config.num_trained_steps,

@@ -4,7 +4,10 @@ import math
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, Layout
-from digen_core.control.schedule import QUEUE_DEPTH, Schedule
+from digen_core.control.schedule import QUEUE_DEPTH, Schedule, Workload
+from digen_core.data.draws import prompts_of_iteration
+from digen_core.planning.job import with_steps
+from flows.runtime.context import RunContext
 
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
 TASK_SECONDS = 0.010
@@ -34,6 +37,16 @@ def schedule_of(config: RunConfig) -> Schedule:
         pulls_at_once=config.pulls_at_once,
         copies_state=config.copies_state,
     )
+
+
+def next_workload(run: RunContext) -> Workload:
+    """Return the shape of a run's next iteration, whose prompts may have their own steps."""
+    config, shape = run.config, run.workers.workload
+    if config.prompts.steps_column is None:
+        return shape
+    index, count = run.progress.num_iterations, config.rollout.prompts_per_iteration
+    prompts = prompts_of_iteration(run.prompts, index, count, seed=config.seed)
+    return with_steps(shape, config, prompts)
 
 
 def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> int:

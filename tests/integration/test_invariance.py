@@ -4,10 +4,11 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from support.layout_runs import train_only
-from support.runs import TOLERANCE, distance, initial, merged, reference
+from support.runs import TOLERANCE, distance, initial, merged, reference, with_own_steps
 
 pytestmark = pytest.mark.slow
 
+OWN_STEPS_CASE = "prompts with their own steps"
 CASES = {
     "float64": {},
     "float32": {"model.dtype": "float32"},
@@ -60,6 +61,14 @@ CASES = {
         "train.pack_size": 3,
     },
     "groups without signal": {"rewards": {"smooth_rewards:partly_equal": 1.0}},
+    OWN_STEPS_CASE: {  # also of the groups that take others' places
+        "rewards": {"smooth_rewards:partly_equal": 1.0},
+        "algorithm.kl_reward": 20.0,
+        "rollout.refill": 1,
+        "rollout.fragment_size": 2,
+        "train.pack_size": 3,
+        "train.adam_eps": 1e-6,
+    },
 }
 
 
@@ -82,7 +91,8 @@ def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address
     from digen_core.checkpoints.tensors import last_state
 
     changes = {**CASES[case], "cluster.scheduler_address": cluster_address(*workers)}
-    config = RunConfig.model_validate(merged(tree, changes))
+    of_prompts = with_own_steps(tree) if case == OWN_STEPS_CASE else tree
+    config = RunConfig.model_validate(merged(of_prompts, changes))
     run_dir = train_only(config)
     expected = reference(config)
 

@@ -1,4 +1,4 @@
-"""Prompts of a table with metadata and weights; images and trajectories kept; replays of them."""
+"""Prompts of a table with metadata, weights and steps; images, trajectories; replays of them."""
 
 import json
 from pathlib import Path
@@ -29,6 +29,7 @@ CHANGES = {
         "column": "caption",
         "metadata_columns": ["target"],
         "weight_column": "share",
+        "steps_column": "steps",
         "split_column": "part",
         "evaluation_split": "held out",
     },
@@ -42,7 +43,13 @@ CHANGES = {
 
 def write_table(path: Path) -> None:
     rows = [
-        {"caption": text, "target": {"red": number / 10}, "share": 1 + number % 2, "part": part}
+        {
+            "caption": text,
+            "target": {"red": number / 10},
+            "share": 1 + number % 2,
+            "steps": (3, 2, None)[number % 3],
+            "part": part,
+        }
         for part, texts in (("train", PROMPTS), ("held out", HELD_OUT))
         for number, text in enumerate(texts)
     ]
@@ -118,7 +125,8 @@ def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
     run_dir = str(trained[1])
     assert digen(["replay", run_dir, "3", "--train.learning-rate", "1e-2"]) == 0
     out = capsys.readouterr().out
-    assert "iteration 3: version 2 trained on 16 pairs" in out
+    # One prompt of three steps, of which two are trained, and one of two: 4 x 2 + 4 x 1.
+    assert "iteration 3: version 2 trained on 12 pairs" in out
     (line,) = (line for line in out.splitlines() if "train/learning_rate" in line)
     assert ("0.001" in line, "0.01" in line) == (True, True)
     kept = kept_iteration(trained[1], replay_config(trained[1], {"train.learning_rate": 1e-2}), 2)

@@ -9,13 +9,15 @@ from random import Random
 import numpy as np
 
 from digen_core.config.run import RunConfig
+from digen_core.control.packing import by_step
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import SizedPrompt, train_prompts
 from digen_core.rewards.failures import settle
+from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
-from support.packs import make_packs
+from support.packs import packs_of
 from tasks.decoding import decode_and_score
 from tasks.rollout import denoise_steps, encode
 from tasks.samples import encode_samples
@@ -44,6 +46,13 @@ def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dic
     return state.weights, metrics
 
 
+def trained_by(config, fragment):
+    """Return which samples of a fragment train each step."""
+    steps = steps_of_iteration(config, fragment.iteration, fragment.num_steps).trained
+    own = own_steps_of_group(config, fragment.iteration, fragment.group, fragment.num_steps)
+    return by_step(fragment.samples, steps, own)
+
+
 def _iteration(config, prompts, index, state, folder):
     round_, size = round_of(config, prompts, index), config.fragment_size
     sized = [
@@ -55,15 +64,17 @@ def _iteration(config, prompts, index, state, folder):
     for group, prompt in enumerate(round_.prompts):
         parts = []
         for number, first in enumerate(range(0, config.rollout.group_size, size)):
-            fragment = Fragment(index, group, number, first, size)
-            body, own = denoise_steps, {"noisy_steps": round_.steps.noisy, "previous": None}
+            steps = prompt.num_steps or config.rollout.num_steps
+            fragment = Fragment(index, group, number, first, size, num_steps=steps)
+            noisy = steps_of_iteration(config, index, steps).noisy
+            body, own = denoise_steps, {"noisy_steps": noisy, "previous": None}
             if prompt.samples:
                 body = encode_samples
                 own = {"images": [prompt.samples[sample] for sample in fragment.samples]}
             segment, sampled = call(
                 body,
                 fragment=fragment,
-                steps=range(config.rollout.num_steps),
+                steps=range(steps),
                 version=state.version,
                 conditions=conditions,
                 key=sized[group].key,
@@ -82,10 +93,8 @@ def _iteration(config, prompts, index, state, folder):
     found = advantages_of(config, columns, keys, {}, step_values if config.asks_of_steps else None)
     Random(index).shuffle(fragments)
     kept = [fragment for fragment in fragments if fragment.group not in found.skipped]
-    total = None
-    for pack in make_packs(
-        kept, round_.steps.trained, iteration=index, pack_size=config.train.pack_size
-    ):
+    total, pairs = None, {fragment: trained_by(config, fragment) for fragment in kept}
+    for pack in packs_of(pairs, iteration=index, pack_size=config.train.pack_size):
         total, trained = call(
             train_pack,
             pack=pack,

@@ -34,7 +34,8 @@ JOB = {
 }
 
 NOT_SERIAL = {
-    **dict.fromkeys(("prompts", "evaluation", "cluster", "schedule", "tracking"), True),
+    **dict.fromkeys(("evaluation", "cluster", "schedule", "tracking"), True),
+    "prompts": {"train", "evaluation"},
     "rollout": {"fragment_size", "steps_per_task"},
     "train": {"pack_size"},
 }

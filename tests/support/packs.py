@@ -6,9 +6,15 @@ from digen_core.control.protocol import Pack
 
 def make_packs(fragments, steps, *, iteration, pack_size):
     """Return packs of at most ``pack_size`` pairs that hold every pair exactly once."""
+    pairs = {fragment: dict.fromkeys(steps, fragment.samples) for fragment in fragments}
+    return packs_of(pairs, iteration=iteration, pack_size=pack_size)
+
+
+def packs_of(pairs, *, iteration, pack_size):
+    """Return packs of pairs, given as fragment -> step -> samples that train it."""
     pool = PairPool()
-    for fragment in fragments:
-        pool.add(pairs_by_step(fragment, dict.fromkeys(steps, fragment.samples)))
+    for fragment, samples in pairs.items():
+        pool.add(pairs_by_step(fragment, samples))
     packs = []
     while pool.num_pairs:
         packs.append(Pack(iteration, len(packs), pool.take(pack_size)))

@@ -1,5 +1,6 @@
 """Helpers of the integration tests."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,19 @@ def tree_of(model: str, folder: Path) -> dict:
         "evaluation": {"samples_per_prompt": 2, "num_steps": 2, "grid_prompts": 2},
         "tracking": {"runs_dir": str(folder / "runs")},
     }
+
+
+OWN_STEPS = (4, 2, None, 3, 2)
+"""Of the prompts of ``with_own_steps``; None is a row that says nothing."""
+
+
+def with_own_steps(tree: dict) -> dict:
+    """Return the tree with prompts that say in how many steps they are denoised, up to four."""
+    path = Path(tree["prompts"]["train"]).with_name("steps.jsonl")
+    rows = [{"prompt": p, "T": n} for p, n in zip(PROMPTS, OWN_STEPS, strict=True)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    changes = {"prompts.train": str(path), "prompts.steps_column": "T", "rollout.num_steps": 4}
+    return merged(tree, changes)
 
 
 def merged(tree: dict, changes: dict) -> dict:

@@ -163,8 +163,15 @@ def test_links_are_refused(scenario, tmp_path):
         (Choice("tsp", 2), {}),
         (Choice("tsp", 3), {"pulls_at_once": 1}),
         (Choice("tsp", 2), {"pulls_at_once": 1, "gradient_sum": 0.2, "kinds": GANGS}),
+        (Choice("tsp", 2), {"group_steps": (3, 2)}),  # of which two, and one, are trained
     ],
-    ids=["colocated", "tsp", "tsp with all weights", "gangs on two hosts with all weights"],
+    ids=[
+        "colocated",
+        "tsp",
+        "tsp with all weights",
+        "gangs on two hosts with all weights",
+        "tsp with groups of their own steps",
+    ],
 )
 def test_a_run_takes_what_its_simulation_says(choice, changes, scenario, tmp_path, prefect_backend):
     from deployments.bench.layouts import row_of, run_emulated
@@ -177,12 +184,14 @@ def test_a_run_takes_what_its_simulation_says(choice, changes, scenario, tmp_pat
     by_kind = {}
     for span in spans:
         by_kind.setdefault(span.kind, []).append(span)
-    assert len(by_kind["denoise"]) == 2 * 8 * 3
+    work = scenario.workload
+    steps = work.group_steps or (3,) * 4
+    assert len(by_kind["denoise"]) == 2 * 2 * sum(steps)
     late = []
     for span in by_kind["denoise"]:
         place = (span.iteration, span.group, span.fragment)
         seconds = 0.6 * config.factor("denoise", *place, span.first_step)
-        if span.end_step == 3:
+        if span.end_step == steps[span.group]:
             seconds += 0.2 * config.factor("decode", *place)
         late.append(span.ended - span.started - seconds)
     assert min(late) >= -1e-4
@@ -190,7 +199,7 @@ def test_a_run_takes_what_its_simulation_says(choice, changes, scenario, tmp_pat
     assert {span.device for span in by_kind["score"]} == {REWARD_SERVERS}
     for iteration in (0, 1):
         packs = [span for span in by_kind["train"] if span.iteration == iteration]
-        assert sum(span.num_items for span in packs) == 4 * 2 * 2
+        assert sum(span.num_items for span in packs) == sum(work.group_trained or (2,) * 4) * 2
     for span in by_kind["push"]:
         waits = span.version > 0 and "rollout" in config.devices[span.device].roles
         assert span.ended - span.started >= (1.0 if waits else 0.0)

@@ -22,9 +22,9 @@ from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker import engine as engine_module
 from tasks.worker.engine import build_engine
 
-FRAGMENT = Fragment(1, 0, 0, 0, 4)
 PROMPT = "a red circle"
 STEPS = 3
+FRAGMENT = Fragment(1, 0, 0, 0, 4, num_steps=STEPS)
 
 
 @pytest.fixture(autouse=True)

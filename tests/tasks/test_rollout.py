@@ -33,7 +33,7 @@ def denoised(tiny_flux, tmp_path, monkeypatch):
     call(push_weights, policy_version=call(publish, state=state)[0])
     return lambda: call(
         denoise_steps,
-        fragment=Fragment(0, 0, 0, 0, 4),
+        fragment=Fragment(0, 0, 0, 0, 4, num_steps=STEPS),
         steps=range(STEPS),
         noisy_steps=(),
         version=0,

@@ -41,7 +41,7 @@ def device(tiny_flux, tmp_path, monkeypatch):
         def run(first=0, count=NUM_SAMPLES):
             return call(
                 encode_samples,
-                fragment=Fragment(0, 0, 0, first, count),
+                fragment=Fragment(0, 0, 0, first, count, num_steps=STEPS),
                 steps=range(STEPS),
                 version=0,
                 conditions=call(encode, prompts=[prompt.shown])[0],

@@ -54,6 +54,15 @@ def test_families_without_a_mask_and_one_size_need_one_part():
     assert _alike(pack, RunConfig(), {0: plain, 1: plain}, one_expert) == [pack]
 
 
+def test_numbers_of_steps_count():
+    """Their schedules differ, and with them what stands for the second noise level."""
+    own = {0: 8, 1: 4, 2: 8}
+    blocks = [PairBlock(Fragment(0, g, 0, 0, 2, num_steps=n), 0, 0, 2) for g, n in own.items()]
+    plain = {"prompt_embeds": np.zeros((1, 8, 4))}
+    parts = _alike(Pack(0, 0, tuple(blocks)), RunConfig(), dict.fromkeys(own, plain), one_expert)
+    assert groups_of(parts) == [[0, 2], [1]]
+
+
 def test_sizes_of_samples_count():
     config = RunConfig.model_validate({"model": {"sizes": [[32, 32, 1], [48, 32, 1]]}})
     pack = Pack(0, 0, tuple(map(block, range(3))))

@@ -12,7 +12,7 @@ from typing import Final
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.predict import predicted_seconds
 from flows.runtime.context import RunContext
-from flows.runtime.workload import layout_of, schedule_of
+from flows.runtime.workload import layout_of, next_workload, schedule_of
 from tasks.cluster.presence import ROLES, Presence
 
 GAIN: Final = 0.03
@@ -76,7 +76,7 @@ def _seconds(run: RunContext, devices: list[Device]) -> float:
         return float("inf")
     return predicted_seconds(
         devices,
-        run.workers.workload,
+        next_workload(run),
         schedule_of(run.config),
         run.progress.known_costs,
         run.config.num_trained_steps,

@@ -10,7 +10,6 @@ from prefect.states import Cancelled
 from digen_core.config.run import RunConfig
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
-from digen_core.rollout.steps import steps_of_iteration
 from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of
 from flows.runtime.fleet.roles import best_turn
@@ -62,6 +61,5 @@ def iteration(run_id: str, index: int) -> State | None:
 
 
 def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
-    """Draw the prompts and the noisy and trained steps of an iteration."""
-    drawn = prompts_with_refills(config, prompts, index)
-    return Round(index, drawn, steps_of_iteration(config, index), config.rollout.refill)
+    """Draw the prompts of an iteration."""
+    return Round(index, prompts_with_refills(config, prompts, index), config.rollout.refill)

@@ -1,8 +1,7 @@
-"""A round: the prompts of one iteration, the steps of their trajectories, and how it ended."""
+"""A round: the prompts of one iteration, and how it ended."""
 
 from dataclasses import dataclass
 
-from digen_core.algorithms.base import Steps
 from digen_core.data.prompts import Prompt
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -10,11 +9,10 @@ MAX_FRAGMENTS = 1 << 16  # of a group
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The prompts of one iteration, and which steps of their trajectories are noisy and trained."""
+    """The prompts of one iteration."""
 
     index: int
     prompts: list[Prompt]  # of its N groups, then of those that may take their place
-    steps: Steps
     refill: int = 0  # times that a group may be replaced
 
     @property

@@ -79,6 +79,20 @@ SETTINGS = {
         "--algorithm.type mix_grpo --algorithm.window_size 9",
         "algorithm.window_size (9) and algorithm.untrained_tail (2) are more than rollout.num",
     ),
+    "KL rewards of steps that no group shares": (
+        "--prompts.steps_column T --algorithm.kl_reward 0.1 --algorithm.advantage_scale batch "
+        "--schedule.layout colocated",
+        "prompts.steps_column is 'T', but algorithm.kl_reward (0.1) with advantage_scale 'batch' "
+        "compares each step of all groups; use advantage_scale 'group' or 'none'",
+    ),
+    "steps of samples from files": (
+        "--prompts.steps_column T --prompts.sample_columns ['a','b'] --algorithm.type dpo",
+        "prompts.steps_column is 'T', but samples come from files (prompts.sample_columns), so",
+    ),
+    "no column of steps": (
+        "--prompts.steps_column T",
+        "train.txt has no column 'T', which the config's [prompts] names; it has prompt",
+    ),
     "rounded latents without their noise": (
         "--algorithm.type flow_dppo --rollout.storage float16",
         "rollout.storage is float16, but algorithm.type flow_dppo takes the noise back out",

@@ -11,7 +11,7 @@ import pytest
 from digen_core.config.load import load_config
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.run import RunConfig
-from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
+from digen_core.data.prompts import Prompt, evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
 
 ROWS = [
@@ -113,6 +113,56 @@ def test_metadata_may_be_nested(tmp_path):
     assert found.metadata == {"spec": spec}
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_rows_may_say_in_how_many_steps_they_are_denoised(ending, tmp_path):
+    rows = [{"prompt": "a", "T": 8}, {"prompt": "b", "T": None}, {"prompt": "c", "T": 2}]
+    path = tmp_path / f"prompts.{ending}"
+    if ending == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif ending == "csv":
+        path.write_text("prompt,T\na,8\nb,\nc,2\n")
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    found = train_prompts(config_of(train=str(path), steps_column="T"))
+    assert [prompt.num_steps for prompt in found] == [8, None, 2]
+    others = train_prompts(config_of(train=str(path)))
+    assert [prompt.num_steps for prompt in others] == [None] * 3
+    assert [prompt.key for prompt in found] == [prompt.key for prompt in others]
+    hashes = {prompts_hash(own) for own in (found, others, [found[0], found[2], found[1]])}
+    assert len(hashes) == 3, "a resumed run would not see that they are others"
+
+
+UNFIT = {
+    "a window": ({"window": [2, 1, 8]}, {}, 4, "is [2, 1, 8]; needs size >= 1 and 0 <= low <= "),
+    "no trained step": ({"trained_fraction": 0.3}, {}, 3, "(0.3) of its number of steps (3) is no"),
+    "a noiseless step": (
+        {"window": [1, 0, 4]},
+        {"transition": "cps"},
+        4,
+        "the last cps step (4) is noiseless and has no log-prob to train",
+    ),
+    "noise levels": (
+        {"type": "awm"},
+        {},
+        4,
+        "of its number of steps (4) from algorithm.first_level (1) on is 2 noise levels, fewer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_steps_of_which_an_algorithm_cannot_train_what_it_is_to(case, tmp_path):
+    algorithm, rollout, steps, message = UNFIT[case]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "T": 8}\n' + json.dumps({"prompt": "b", "T": steps}))
+    prompts = {"train": str(path), "steps_column": "T", "evaluation": "others.txt"}
+    tree = {"prompts": prompts, "algorithm": algorithm, "rollout": rollout}
+    with pytest.raises(UserError) as error:
+        train_prompts(RunConfig.model_validate(tree))
+    assert str(error.value).startswith(f"{path} line 2: its 'T' is {steps}; ")
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
 def test_a_fraction_is_held_out_by_seed_whatever_the_order(fraction, tmp_path):
     texts = [f"prompt {number}" for number in range(40)]
@@ -176,6 +226,25 @@ REFUSED = {
     "an infinite weight": ('{"prompt": "a", "w": Infinity}', {"weight_column": "w"}, "'w' is inf"),
     "a weight that is none": ('{"prompt": "a", "w": true}', {"weight_column": "w"}, "'w' is True"),
     "no weight above 0": ('{"prompt": "a", "w": 0}', {"weight_column": "w"}, "is 0 in all of"),
+    "no whole number of steps": (
+        '{"prompt": "a", "T": 2.5}',
+        {"steps_column": "T"},
+        "line 1: its 'T' is 2.5; a number of denoising steps is whole, and 2 or more",
+    ),
+    "a step": ('{"prompt": "a", "T": 1}', {"steps_column": "T"}, "its 'T' is 1; a number of"),
+    "steps in words": ('{"prompt": "a", "T": "two"}', {"steps_column": "T"}, "its 'T' is 'two'"),
+    "steps that are true": ('{"prompt": "a", "T": true}', {"steps_column": "T"}, "'T' is True"),
+    "steps that never end": (
+        '{"prompt": "a", "T": Infinity}',
+        {"steps_column": "T"},
+        "its 'T' is inf; a number of denoising steps is whole, and 2 or more",
+    ),
+    "more steps than the most": (
+        '{"prompt": "a", "T": 9}',
+        {"steps_column": "T"},
+        "line 1: its 'T' is 9, but rollout.num_steps, the most that memory and plans count with, "
+        "is 8; set that to as many as any prompt has",
+    ),
     "a split that is not there": (
         '{"prompt": "a", "s": "test"}',
         {"split_column": "s"},

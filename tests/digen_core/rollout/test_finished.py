@@ -187,7 +187,7 @@ def test_of_samples_with_their_own_steps_those_alone_are_asked_for(policy):
         }
     )
     own = own_steps_of_group(config, *GROUP)
-    found = ReferenceUse.of(config, GROUP, range(1, 3))
+    found = ReferenceUse.of(config, GROUP, range(1, 3), 6)
     assert found is not None
     assert {row for rows in found.rows.values() for row in rows} == {0, 1}
     for step, chosen in found.rows.items():

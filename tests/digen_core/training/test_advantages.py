@@ -131,6 +131,24 @@ def test_a_kl_in_the_reward_makes_an_advantage_for_each_step():
     assert found.chosen == {0: (0, 3)}
 
 
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_groups_of_several_numbers_of_trained_steps_are_each_by_themselves(scale):
+    rewards = {0: [0.0, 1.0, 1.0, 3.0], 1: [2.0] * 4, 4: [0.5, 0.1, 0.2, 0.9]}
+    columns = {group: {"reward": values} for group, values in rewards.items()}
+    kl = {0: np.full((4, 3), 0.1), 1: np.zeros((4, 1)), 4: np.eye(4)[:, :1]}
+    settings = config(kl_reward=0.1, advantage_scale=scale, best_of=2)
+    prompts = dict.fromkeys(rewards, "a")
+    found = advantages_of(settings, columns, prompts, {}, kl)
+    assert [values.shape for _, values in sorted(found.values.items())] == [(4, 3), (4, 1), (4, 1)]
+    for group, column in columns.items():
+        alone = advantages_of(settings, {group: column}, prompts, {}, {group: kl[group]})
+        assert np.array_equal(found.values[group], alone.values[group])
+        assert found.chosen[group] == alone.chosen[group]
+    assert found.skipped == (1,)
+    if scale == "none":  # 0.5 - 0.1 is 0.4, in the mean of 0.4, 0.1, 0.2, 0.9
+        assert found.values[4][:, 0] == pytest.approx([0.0, -0.3, -0.2, 0.5], abs=1e-12)
+
+
 def test_ddpo_remembers_a_prompts_rewards():
     settings = {"type": "ddpo", "buffer_size": 8, "min_count": 4}
     first = found_of({0: [0.0, 0.0, 1.0, 1.0]}, {0: "cat"}, **settings)

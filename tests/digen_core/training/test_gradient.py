@@ -760,9 +760,25 @@ def test_rows_of_a_pack_by_hand():
     assert pairs.condition["text"][:, 0].tolist() == [7, 7, 7, 7, 9]
 
 
+def test_pairs_of_fewer_steps_weigh_more(policy, segment):
+    """Of 3 steps 2 are trained; of the 5 that the config has 4 would be, so pairs count twice."""
+    (pack,) = make_packs([FRAGMENT], TRAINED, iteration=0, pack_size=NUM_PAIRS)
+    most = RolloutConfig(**{**ROLLOUT.model_dump(), "num_steps": 5})
+    conditions = {0: to_arrays(policy.encode(["a red circle"]))}
+    losses = []
+    for rollout in (ROLLOUT, most):
+        config, versions = config_of(rollout), {"version": 0, "trained_from": 0}
+        given = conditions, {0: ADVANTAGES}, CPU, config
+        pairs = gather_pairs(pack, [segment], *given, **versions, trained_steps=TRAINED)
+        loss, metrics = pack_loss(policy, pairs, config)
+        losses.append(float(loss.detach()) * config.pairs_per_update)
+        assert metrics.loss == pytest.approx(losses[0])  # metrics are of pairs, however they count
+    assert (config.pair_weight(3), losses[1]) == (2.0, pytest.approx(2 * losses[0]))
+
+
 @settings(deadline=None)
 @given(
-    num_steps=st.integers(1, 5),
+    num_steps=st.integers(2, 5),
     steps_per_task=st.integers(1, 5),
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     pack_size=st.integers(1, 7),

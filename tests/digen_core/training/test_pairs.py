@@ -35,7 +35,7 @@ def test_transitions_are_kept_with_their_numbers():
         is_stale=torch.tensor([False, True]),
     )
     numbers, arrays = to_kept(pairs)
-    assert numbers == {"sigma_max": 0.75}
+    assert numbers == {"sigma_max": 0.75, "weight": 1.0}
     found = from_kept(numbers, arrays, CPU)
     assert isinstance(found, Pairs)
     assert found.noise is None
@@ -55,7 +55,7 @@ def test_clean_samples_are_kept_as_such():
         start_velocity=drawn(2, 6),
     )
     numbers, arrays = to_kept(pairs)
-    assert numbers == {}
+    assert numbers == {"weight": 1.0}
     found = from_kept(numbers, arrays, CPU)
     assert isinstance(found, CleanPairs)
     assert_same(found, pairs, ["x_0", "noise", "advantage", "sigma", "start_velocity"])

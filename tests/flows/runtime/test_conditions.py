@@ -6,7 +6,6 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
-from digen_core.rollout.steps import Steps
 from flows.runtime.conditions import Conditions
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.round import Round
@@ -32,7 +31,7 @@ def submitter():
 
 def opened(index: int, *prompts: str | Prompt) -> OpenIteration:
     asked = [Prompt(own) if isinstance(own, str) else own for own in prompts]
-    return OpenIteration(Round(index, asked, Steps((0,), (0,))), None, 1)
+    return OpenIteration(Round(index, asked), None, 1)
 
 
 def test_a_prompt_is_encoded_once_for_the_whole_run(submitter):

@@ -9,7 +9,6 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device, Fragment
 from digen_core.data.prompts import Prompt
 from digen_core.records import Span
-from digen_core.rollout.steps import Steps
 from digen_core.trace.gaps import CAUSES
 from digen_core.trace.utilization import Arithmetic
 from digen_core.training.advantages import Advantages
@@ -21,7 +20,7 @@ from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
 PROMPTS = [Prompt("a red circle", {"tag": 7}), Prompt("a blue square")]
-ROUND = Round(4, PROMPTS, Steps((0, 1), (0, 1)))
+ROUND = Round(4, PROMPTS)
 
 
 @pytest.fixture
@@ -216,7 +215,7 @@ def test_staleness_with_several_updates_is_told_in_iterations_too(run):
     """Three updates an iteration, of which the last was skipped: this one began with version 8."""
     train = run.config.train.model_copy(update={"updates_per_iteration": 3})
     object.__setattr__(run, "config", run.config.model_copy(update={"train": train}))
-    it = IterationRecorder(run, Round(4, [Prompt(text) for text in "abc"], Steps((0,), (0,))))
+    it = IterationRecorder(run, Round(4, [Prompt(text) for text in "abc"]))
     add(run, it, Span(4, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     for group, version in enumerate((8, 6, 3)):
         fragment = Fragment(4, group, 0, 0, 2)
@@ -267,7 +266,7 @@ def test_the_measured_step_is_the_median(recorder):
 
 
 def test_without_an_update_there_are_no_training_metrics(run):
-    it = IterationRecorder(run, Round(0, [Prompt("a red circle")], Steps((0,), (0,))))
+    it = IterationRecorder(run, Round(0, [Prompt("a red circle")]))
     fragment = Fragment(0, 0, 0, 0, 2)
     it.add_logprobs(fragment, receipt(Denoised(4, {0: [-1.0, -1.0]}, 0.1)))
     it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))

@@ -1,0 +1,69 @@
+"""Which steps groups train that have their own number of them."""
+
+import pytest
+
+from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
+from digen_core.planning.job import group_steps, with_steps, workload_of
+from digen_core.rollout.steps import own_steps_of_groups, steps_of_iteration, steps_to_keep
+
+
+def config_of(transition="flow_sde", **algorithm) -> RunConfig:
+    rollout = {"num_steps": 8, "group_size": 2, "prompts_per_iteration": 3}
+    tree = {"rollout": {**rollout, "transition": transition}, "algorithm": algorithm}
+    return RunConfig.model_validate(tree)
+
+
+def test_the_first_steps_of_each_by_hand():
+    config = config_of(trained_fraction=0.5)
+    found = own_steps_of_groups(config, 0, 3, (8, 2, 5))
+    assert found == (((0, 1, 2, 3),) * 2, ((0,),) * 2, ((0, 1),) * 2)
+    assert own_steps_of_groups(config, 0, 3) == ()
+    assert [steps_to_keep(config, 0, steps) for steps in (8, 5)] == [(0, 1, 2, 3), (0, 1)]
+    clean = config_of(type="diffusion_nft")
+    assert [steps_to_keep(clean, 0, steps) for steps in (8, 5)] == [(7,), (4,)]
+
+
+def test_a_window_is_at_one_place_for_all():
+    config = config_of(window=[2, 0, 4])
+    for iteration in range(5):
+        a, b = (steps_of_iteration(config, iteration, steps) for steps in (8, 5))
+        assert a == b == steps_of_iteration(config, iteration)
+
+
+def test_each_sample_has_its_own_of_its_groups_steps():
+    dance = {"type": "dance_grpo", "steps_drawn_for": "sample", "trained_fraction": 0.5}
+    config = config_of(transition="dance", **dance)
+    found = own_steps_of_groups(config, 0, 3, (8, 3, 8))
+    assert [{len(own) for own in group} for group in found] == [{3}, {1}, {3}]
+    assert max(step for own in found[1] for step in own) <= 1
+    assert (found[0], found[2]) == own_steps_of_groups(config, 0, 3)[::2], "as without the others"
+
+
+def test_what_prompts_say_of_a_workload():
+    config, prompts = config_of(), [Prompt("a", num_steps=4), Prompt("b"), Prompt("c", num_steps=2)]
+    assert group_steps(config, prompts) == (4, 8, 2)
+    assert group_steps(config, [Prompt("a"), Prompt("b", num_steps=8)]) == ()
+    shape = with_steps(workload_of(config), config, [*prompts, Prompt("a refill", num_steps=3)])
+    assert (shape.group_steps, shape.group_trained) == ((4, 8, 2), (3, 7, 1))
+    assert shape.mean_steps == pytest.approx(14 / 3)
+    assert shape.num_pairs(7) == 2 * (3 + 7 + 1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "weights"),
+    [
+        ({}, [1.0, 7 / 3, 7.0]),  # of 7, 3 and 1 trained steps
+        ({"window": [2, 0, 2]}, [1.0, 1.0, 1.0]),
+        ({"type": "diffusion_nft", "trained_fraction": 0.5}, [1.0, 2.0, 4.0]),
+        ({"type": "dgpo", "num_levels": 1}, [1.0, 1.0, 1.0]),
+    ],
+)
+def test_each_sample_counts_the_same_by_hand(algorithm, weights):
+    config = config_of(**algorithm)
+    found = [config.pair_weight(steps) for steps in (8, 4, 2)]
+    assert found == pytest.approx(weights)
+    counts = [config.algorithm.num_trained(steps) for steps in (8, 4, 2)]
+    assert [n * w for n, w in zip(counts, found, strict=True)] == pytest.approx(
+        [config.num_trained_steps] * 3
+    )
