@@ -128,23 +128,14 @@ def test_equal_prompts_are_prompts_of_their_own():
     assert sorted(prompt.metadata["n"] for prompt in drawn) == [1, 2, 3]
 
 
-def test_a_round_has_its_prompts_and_one_window_for_all():
-    config = RunConfig.model_validate(
-        {"rollout": {"prompts_per_iteration": 3}, "algorithm": {"window": (2, 0, 7)}}
-    )
+def test_a_round_has_its_prompts():
+    config = RunConfig.model_validate({"rollout": {"prompts_per_iteration": 3}})
     rounds = [round_of(config, named(10), index) for index in range(30)]
     assert rounds == [round_of(config, named(10), index) for index in range(30)]
     for index, round_ in enumerate(rounds):
         drawn = prompts_of_iteration(named(10), index, 3, seed=0)
         assert round_.index == index
         assert round_.prompts == drawn
-        assert round_.steps.noisy == round_.steps.trained
-        assert len(round_.steps.trained) == 2
-    assert {round_.steps.trained[0] for round_ in rounds} == {0, 1, 2, 3, 4, 5}
-
-
-def test_a_round_without_a_window_leaves_out_the_last_step():
-    assert round_of(RunConfig(), named(10), 0).steps.trained == tuple(range(7))  # floor(0.99 * 8)
 
 
 @given(st.integers(1, 40), st.integers(0, 50), st.integers(0, 2**32 - 1))
