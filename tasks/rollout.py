@@ -16,6 +16,7 @@ from digen_core.rollout.sampler import (
     denoise,
     initial_latent,
     nonfinite_text,
+    schedule_of,
 )
 from digen_core.rollout.steps import steps_to_keep
 from digen_core.transport.arrays import (
@@ -131,7 +132,8 @@ def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> n
     if previous is not None:
         return previous.sigmas
     policy = engine.policy_of(fragment.iteration, fragment.group)
-    return to_array(policy.sigmas(fragment.num_steps))
+    found = schedule_of(policy, engine.config, fragment.iteration, fragment.num_steps)
+    return to_array(found)
 
 
 @dataclass(frozen=True, slots=True)

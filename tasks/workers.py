@@ -53,10 +53,11 @@ class Workers(Protocol):
         """
         ...
 
-    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    def group_steps(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[int, ...]:
         """Return how many steps the trajectories of each group have; none: as the config says.
 
         Args:
+            iteration: whose groups.
             prompts: of the groups, and of those that may replace them.
         """
         ...
@@ -105,9 +106,9 @@ class RealWorkers:
         num_images = [len(prompt.images) for prompt in prompts]
         return job.group_costs(self._config, iteration, num_images)
 
-    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
-        """Return what the prompts say."""
-        return job.group_steps(self._config, prompts)
+    def group_steps(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+        """Return what the prompts say, or the algorithm."""
+        return job.group_steps(self._config, [iteration] * len(prompts), prompts)
 
     def body(self, real: Body[..., object, FactsT]) -> Body[..., object, FactsT]:
         """Return the body itself."""
@@ -156,7 +157,7 @@ class EmulatedWorkers:
         """Return the scenario's, in every iteration."""
         return self.workload.group_costs
 
-    def group_steps(self, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    def group_steps(self, iteration: int, prompts: Sequence[Prompt]) -> tuple[int, ...]:
         """Return the scenario's, in every iteration."""
         return self.workload.group_steps
 

@@ -136,6 +136,20 @@ class Algorithm(Strict, ABC):
         return False
 
     @property
+    def shortens(self) -> bool:
+        """Whether fewer steps are taken after the last noisy one than the schedule has."""
+        return False
+
+    def num_taken(self, num_steps: int, last: int) -> int:
+        """Return how many steps are taken of a schedule.
+
+        Args:
+            num_steps: of the schedule.
+            last: index of the last noisy one.
+        """
+        return num_steps
+
+    @property
     def keeps_old(self) -> bool:
         """Whether another policy than the trained one generates, which lags behind it."""
         return False

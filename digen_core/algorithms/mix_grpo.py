@@ -8,7 +8,7 @@ from pydantic import Field
 from digen_core.algorithms.base import Steps
 from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.maths.names import WindowStrategy
-from digen_core.maths.windows import mix_grpo_window
+from digen_core.maths.windows import mix_grpo_window, num_tail_steps
 
 if TYPE_CHECKING:
     from digen_core.maths.grpo import SurrogateLoss
@@ -44,8 +44,21 @@ class MixGrpo(PolicyGradient):
     untrained_tail: int = Field(2, ge=1)
     """Last steps that are never in the window."""
 
+    tail_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the steps after the window that is taken, with noise levels that are spread anew, as
+    MixGRPO-Flash does (0.4; Flash* 0.2), with rollout.solver dpmpp_2m; 1 takes them all."""
+
     log_ratio_coefficient: float = Field(0.0, ge=0)
     """Weight of half the squared log-ratio, a penalty on moving away from the sampling policy."""
+
+    @property
+    def shortens(self) -> bool:
+        """Whether fewer steps are taken after the window than the schedule has."""
+        return self.tail_fraction < 1
+
+    def num_taken(self, num_steps: int, last: int) -> int:
+        """Return how many steps are taken, of which ``last`` is the window's last one."""
+        return last + 1 + num_tail_steps(num_steps, last, self.tail_fraction)
 
     def num_trained(self, num_steps: int) -> int:
         """Return the trained steps of a trajectory of ``num_steps``."""

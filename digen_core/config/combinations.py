@@ -60,7 +60,12 @@ def check_steps(algorithm: Algorithm, rollout: RolloutConfig, num_steps: int) ->
 
 
 def check_own_steps(prompts: PromptsConfig, algorithm: Algorithm) -> None:
-    """Refuse advantages that compare the steps of all groups where groups have their own."""
+    """Refuse algorithms that have to know how many steps there are where groups have their own."""
+    if prompts.steps_column and algorithm.shortens:
+        raise ValueError(
+            f"prompts.steps_column is {prompts.steps_column!r}, but algorithm.tail_fraction takes "
+            "fewer steps than rollout.num_steps by itself; use one of them."
+        )
     if prompts.steps_column and algorithm.reward_kl and algorithm.needs_all_rewards:
         factor, _ = algorithm.reward_kl
         raise ValueError(

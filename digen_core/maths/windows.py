@@ -22,6 +22,12 @@ Deviations: the published window runs over the end of the steps and shrinks to n
 ``iterations`` iterations before it rolls back and for ever without; and it starts at 0 with
 "random". Here the last position is num_steps - size, reached once whatever the stride, and no
 window is ever empty or short. The position is a function of the iteration, without state.
+
+MixGRPO-Flash takes fewer steps after the window, of noise levels that are spread anew: with l its
+last step, max(1, floor(fraction * (num_steps - l)) - 1) of num_steps - l - 1. The published code
+spreads max(1, floor(...)) levels over them, the first and the last included: so many steps less
+one, and where that is none it ends with noise that it does not take out. Published fractions: 0.4,
+0.2 (Flash*).
 """
 
 import math
@@ -147,6 +153,17 @@ def mix_grpo_window(
     elapsed = iteration % int(ends[-1]) if roll_back else min(iteration, int(ends[-1]) - 1)
     start = positions[int(np.searchsorted(ends, elapsed, side="right"))]
     return range(start, start + size)
+
+
+def num_tail_steps(num_steps: int, last: int, fraction: float) -> int:
+    """Return the steps that are taken after the last noisy one.
+
+    Args:
+        num_steps: of the schedule.
+        last: index of the last noisy one.
+        fraction: of them; 1 takes them all.
+    """
+    return max(1, int(fraction * (num_steps - last)) - 1)
 
 
 def _duration(

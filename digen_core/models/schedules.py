@@ -46,6 +46,37 @@ def sigmas_shifted_by_size(scheduler: Any, num_steps: int, num_tokens: int) -> T
     )
 
 
+def with_tail(sigmas: Tensor, first: int, num_steps: int) -> Tensor:
+    """Return a schedule that takes other steps from one on, float32 [first + num_steps + 1].
+
+    They are spread as the schedule's own are: evenly, and shifted. A schedule's level i of T is
+    shift u / (1 + (shift - 1) u) with u = 1 - i / T, for a shift that is the same at all i in those
+    of most families; between two levels its logarithm is interpolated.
+
+    Args:
+        sigmas: [T + 1], falling to 0; below 1 from the second one on.
+        first: of the other steps, from 1 to T - 1.
+        num_steps: of them.
+
+    Raises:
+        ValueError: there is no such step, or there are no steps.
+    """
+    length = len(sigmas) - 1
+    if not (0 < first < length and num_steps >= 1):
+        raise ValueError(
+            f"{num_steps} steps from step {first} of {length} on: needs 1 <= first < {length} and "
+            "at least one step"
+        )
+    inner = sigmas[1:-1].double().numpy()
+    known = 1 - np.arange(1, length) / length
+    log_shift = np.log(inner * (1 - known) / (known * (1 - inner)))
+    u = np.linspace(1 - first / length, 0, num_steps + 1)
+    shift = np.exp(np.interp(u, known[::-1], log_shift[::-1]))
+    tail = torch.from_numpy(shift * u / (1 + (shift - 1) * u)).float()
+    tail[0] = sigmas[first]
+    return torch.cat([sigmas[:first], tail])
+
+
 def shifted_sigmas(num_steps: int, shift: float) -> Tensor:
     """Return shift u / (1 + (shift - 1) u) for u falling evenly from 1 to 0 (DanceGRPO).
 

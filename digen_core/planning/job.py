@@ -110,16 +110,34 @@ def workload_of(config: RunConfig) -> Workload:
 
 
 def with_steps(workload: Workload, config: RunConfig, prompts: Sequence[Prompt]) -> Workload:
-    """Return the shape of an iteration whose groups have these prompts, and their steps."""
-    steps = group_steps(config, prompts[: workload.num_groups])
+    """Return the shape of an iteration whose groups have these prompts, and their steps.
+
+    Where iterations take unequally many, its groups are of iterations all over the run.
+    """
+    count = workload.num_groups
+    iterations = [place * config.num_iterations // count for place in range(count)]
+    steps = group_steps(config, iterations, prompts[:count])
     return replace(
         workload, group_steps=steps, group_trained=tuple(map(config.algorithm.num_trained, steps))
     )
 
 
-def group_steps(config: RunConfig, prompts: Sequence[Prompt]) -> tuple[int, ...]:
-    """Return the denoising steps of each prompt's samples; empty where all are the config's."""
+def group_steps(
+    config: RunConfig, iterations: Sequence[int], prompts: Sequence[Prompt]
+) -> tuple[int, ...]:
+    """Return the denoising steps of each prompt's samples; empty where all are the config's.
+
+    Args:
+        config: of the run.
+        iterations: in which each prompt is.
+        prompts: of groups.
+    """
     most = config.rollout.num_steps
+    if config.algorithm.shortens:
+        from digen_core.rollout.steps import num_steps_taken  # torch, as below
+
+        taken = {index: num_steps_taken(config, index) for index in {*iterations}}
+        return tuple(taken[index] for index in iterations[: len(prompts)])
     steps = tuple(prompt.num_steps or most for prompt in prompts)
     return () if set(steps) <= {most} else steps
 

@@ -21,8 +21,8 @@ from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.conditions import encoded
-from digen_core.rollout.sampler import initial_latent, rounded, solved, solves
-from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
+from digen_core.rollout.sampler import initial_latent, rounded, schedule_of, solved, solves
+from digen_core.rollout.steps import num_steps_taken, own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 
 
@@ -53,8 +53,8 @@ def sample_group(
     """
     rollout, samples = config.rollout, range(config.rollout.group_size)
     policy = policy.at_size(config.size_of(*group))
-    num_steps = prompt.num_steps or rollout.num_steps
-    sigmas = policy.sigmas(num_steps).to(policy.device)
+    num_steps = num_steps_taken(config, group[0], prompt.num_steps)
+    sigmas = schedule_of(policy, config, group[0], num_steps).to(policy.device)
     condition = {
         name: value.expand(len(samples), *value.shape[1:])
         for name, value in encoded(policy, [prompt]).items()

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from digen_core.maths.dpm_solver import predicted_clean, second_order_step
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.models.policy import Condition, Policy
+from digen_core.models.schedules import with_tail
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
 
@@ -43,6 +46,21 @@ class DenoisedStep:
     references: Mapping[int, Tensor] = field(default_factory=dict)
     """Of a trained step, or all of the last one: trained step -> velocities [n, ...] of the
     reference policy, where training is to have them."""
+
+
+def schedule_of(policy: Policy, config: RunConfig, iteration: int, num_steps: int) -> Tensor:
+    """Return the noise levels, float32 [num_steps + 1], of an iteration's trajectories.
+
+    Args:
+        policy: of their size.
+        config: of the run.
+        iteration: from 0.
+        num_steps: that they take.
+    """
+    if not config.algorithm.shortens:
+        return policy.sigmas(num_steps)
+    first = max(steps_of_iteration(config, iteration).noisy) + 1
+    return with_tail(policy.sigmas(config.rollout.num_steps), first, num_steps - first)
 
 
 def initial_latent(

@@ -18,10 +18,27 @@ def steps_of_iteration(config: RunConfig, iteration: int, num_steps: int | None 
     Args:
         config: of the run.
         iteration: from 0.
-        num_steps: of the trajectories; None: as the config says.
+        num_steps: of the trajectories; None: as the config says. Where fewer are taken after the
+            last noisy one, which ones are noisy follows from the config's.
     """
+    if num_steps is None or config.algorithm.shortens:
+        num_steps = config.rollout.num_steps
     generator = numpy_generator_for(config.seed, STEPS, iteration)
-    return config.algorithm.steps(num_steps or config.rollout.num_steps, iteration, generator)
+    return config.algorithm.steps(num_steps, iteration, generator)
+
+
+def num_steps_taken(config: RunConfig, iteration: int, num_steps: int | None = None) -> int:
+    """Return the steps of an iteration's trajectories.
+
+    Args:
+        config: of the run.
+        iteration: from 0.
+        num_steps: that their prompt asks for; None: as the config says.
+    """
+    num_steps = num_steps or config.rollout.num_steps
+    if not config.algorithm.shortens:
+        return num_steps
+    return config.algorithm.num_taken(num_steps, max(steps_of_iteration(config, iteration).noisy))
 
 
 def own_steps_of_group(

@@ -205,7 +205,7 @@ class Conductor:
 
     def _offer_of(self, opened: OpenIteration) -> IterationOffered:
         config, index, prompts = self._run.config, opened.index, opened.round.prompts
-        group_steps = self._run.workers.group_steps(prompts)
+        group_steps = self._run.workers.group_steps(index, prompts)
         numbers = set(group_steps) or {config.rollout.num_steps}
         trained = (steps_of_iteration(config, index, own).trained for own in numbers)
         return IterationOffered(

@@ -69,6 +69,14 @@ SETTINGS = {
         "--algorithm.type grpo_guard --rollout.transition cps",
         "algorithm.type grpo_guard is not for rollout.transition cps; use flow_sde or dance",
     ),
+    "no step after the window": (
+        "--algorithm.type mix_grpo --algorithm.tail_fraction 0",
+        "algorithm.tail_fraction: must be greater than 0 (got 0)",
+    ),
+    "steps of prompts beside fewer after the window": (
+        "--algorithm.type mix_grpo --algorithm.tail_fraction 0.4 --prompts.steps_column n",
+        "prompts.steps_column is 'n', but algorithm.tail_fraction takes fewer steps than",
+    ),
     "a solver that no step is taken by": (
         "--rollout.solver dpmpp_2m",
         "rollout.solver is dpmpp_2m, but algorithm.type flow_grpo has noise in 7 of "

@@ -5,7 +5,12 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.planning.job import group_steps, with_steps, workload_of
-from digen_core.rollout.steps import own_steps_of_groups, steps_of_iteration, steps_to_keep
+from digen_core.rollout.steps import (
+    num_steps_taken,
+    own_steps_of_groups,
+    steps_of_iteration,
+    steps_to_keep,
+)
 
 
 def config_of(transition="flow_sde", **algorithm) -> RunConfig:
@@ -40,10 +45,25 @@ def test_each_sample_has_its_own_of_its_groups_steps():
     assert (found[0], found[2]) == own_steps_of_groups(config, 0, 3)[::2], "as without the others"
 
 
+def test_fewer_steps_after_a_sliding_window_by_hand():
+    """Of eight steps, a window of two at 0, 1, ...; int((8 - last) / 2) - 1 follow, or one."""
+    flash = {"type": "mix_grpo", "window_size": 2, "iterations_per_window": 1}
+    config = config_of(**flash, tail_fraction=0.5)
+    assert [num_steps_taken(config, iteration) for iteration in range(5)] == [4, 5, 5, 6, 7]
+    assert steps_of_iteration(config, 1, 5) == ((1, 2), (1, 2)), "as of eight steps"
+    assert steps_to_keep(config, 4, 7) == (4, 5)
+    prompts = [Prompt("a"), Prompt("b"), Prompt("c")]
+    assert group_steps(config, [3, 3, 3], prompts) == (6, 6, 6)
+    run = config.model_copy(update={"num_iterations": 5})
+    shape = with_steps(workload_of(run), run, prompts)  # of iterations 0, 1 and 3
+    assert (shape.group_steps, shape.group_trained) == ((4, 5, 6), (2, 2, 2))
+    assert num_steps_taken(config_of(**flash), 0) == 8
+
+
 def test_what_prompts_say_of_a_workload():
     config, prompts = config_of(), [Prompt("a", num_steps=4), Prompt("b"), Prompt("c", num_steps=2)]
-    assert group_steps(config, prompts) == (4, 8, 2)
-    assert group_steps(config, [Prompt("a"), Prompt("b", num_steps=8)]) == ()
+    assert group_steps(config, [0] * 3, prompts) == (4, 8, 2)
+    assert group_steps(config, [0] * 2, [Prompt("a"), Prompt("b", num_steps=8)]) == ()
     shape = with_steps(workload_of(config), config, [*prompts, Prompt("a refill", num_steps=3)])
     assert (shape.group_steps, shape.group_trained) == ((4, 8, 2), (3, 7, 1))
     assert shape.mean_steps == pytest.approx(14 / 3)
