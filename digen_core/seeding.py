@@ -34,7 +34,7 @@ def noise_of(
     seed: int,
     purpose: int,
     group: tuple[int, int],
-    samples: range,
+    samples: Sequence[int],
     step: int,
     shared: bool = False,
 ) -> Tensor:

@@ -105,7 +105,8 @@ def denoise_steps(
         )
         seconds = (time() - started) / len(steps)
         if engine.config.tracking.keep_trajectories:
-            kept_steps = steps_to_keep(engine.config, fragment.iteration, fragment.num_steps)
+            place = fragment.iteration, fragment.group
+            kept_steps = steps_to_keep(engine.config, *place, fragment.num_steps)
             write_segment(run_dir, segment, kept_steps)
     logprobs = {step: values.tolist() for step, values in segment.logprobs.items()}
     asked = joined([part.step_values for part in parts])

@@ -61,7 +61,8 @@ def encode_samples(
             fragment, last.step, latents, {}, version, sigmas, engine.device_name, references
         )
         if config.tracking.keep_trajectories:
-            kept_steps = steps_to_keep(config, fragment.iteration, fragment.num_steps)
+            place = fragment.iteration, fragment.group
+            kept_steps = steps_to_keep(config, *place, fragment.num_steps)
             write_segment(run_dir, segment, kept_steps)
         seconds = (time() - started) / len(steps)
     nonfinite = {sample: what for part in parts for sample, what in part.nonfinite.items()}

@@ -136,6 +136,11 @@ class Algorithm(Strict, ABC):
         return False
 
     @property
+    def own_noise(self) -> bool:
+        """Whether the steps that a group's samples train are the noisy ones of that group."""
+        return False
+
+    @property
     def shortens(self) -> bool:
         """Whether fewer steps are taken after the last noisy one than the schedule has."""
         return False

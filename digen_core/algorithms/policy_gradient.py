@@ -139,6 +139,32 @@ class FirstSteps(PolicyGradient):
     """(size, low, high): instead, train `size` steps that start at a place drawn for each iteration
     from [low, high - size]; steps outside the window are noiseless (Flow-GRPO-Fast)."""
 
+    window_drawn_for: Literal["iteration", "group"] = "iteration"
+    """Who has a window of its own: each iteration, or each group, so that an iteration trains steps
+    all over the schedule (TempFlow-GRPO, with one step)."""
+
+    @model_validator(mode="after")
+    def _check_own_window(self) -> Self:
+        if self.window_drawn_for == "iteration":
+            return self
+        if self.window is None:
+            raise ValueError(
+                "algorithm.window_drawn_for is 'group', but algorithm.window is null; set it to "
+                "(size, low, high), or use 'iteration'."
+            )
+        if self.kl_reward:
+            raise ValueError(
+                f"algorithm.kl_reward is {self.kl_reward:g}, which is taken off step by step, but "
+                "algorithm.window_drawn_for 'group' trains other steps in each group; use "
+                "'iteration', or algorithm.kl_coefficient."
+            )
+        return self
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether the steps that a group's samples train are the noisy ones of that group."""
+        return self.window_drawn_for == "group"
+
     def num_trained(self, num_steps: int) -> int:
         """Return the trained steps of a trajectory of ``num_steps``."""
         return self.window[0] if self.window else int(num_steps * self.trained_fraction)
@@ -160,8 +186,25 @@ class FirstSteps(PolicyGradient):
             )
 
     def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
-        """Return the first share of all steps, or a window at a place that is drawn."""
-        window = trained_steps(
-            num_steps, fraction=self.trained_fraction, window=self.window, generator=generator
+        """Return the first share of all steps, or a window at a place that is drawn.
+
+        Where it is drawn for each group, all places of windows.
+        """
+        if self.window and self.own_noise:
+            _, low, high = self.window
+            return Steps(tuple(range(low, high)), tuple(range(low, high)))
+        window = self._drawn(num_steps, generator)
+        return Steps(window, window)
+
+    def own_steps(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the group's window, for each sample; empty where it is the iteration's."""
+        return (self._drawn(num_steps, generator),) * num_samples if self.own_noise else ()
+
+    def _drawn(self, num_steps: int, generator: np.random.Generator) -> tuple[int, ...]:
+        return tuple(
+            trained_steps(
+                num_steps, fraction=self.trained_fraction, window=self.window, generator=generator
+            )
         )
-        return Steps(tuple(window), tuple(window))

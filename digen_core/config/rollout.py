@@ -61,6 +61,10 @@ class RolloutConfig(Strict):
     initial_noise: Literal["sample", "group", "iteration"] = "sample"
     """Which samples start from one noise: none, those of a group, or all of the iteration."""
 
+    branches: Annotated[int, _SAMPLES] = Field(1, ge=1)
+    """Samples of a group, one after the other, that start from one noise, a divisor of group_size:
+    they are one trajectory up to the first noisy step, at which it branches (TempFlow-GRPO: 6)."""
+
     storage: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision that trajectories travel and are kept in. Latents are rounded to it before their
     log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
@@ -84,6 +88,14 @@ class RolloutConfig(Strict):
                 f"rollout.group_size ({self.group_size}) is not a multiple of "
                 f"rollout.fragment_size ({self.fragment_size}); choose a divisor of "
                 f"{self.group_size}, or 'auto'."
+            )
+        if self.branches > 1 and (
+            self.group_size % self.branches or self.initial_noise != "sample"
+        ):
+            raise ValueError(
+                f"rollout.branches is {self.branches}, with rollout.group_size {self.group_size} "
+                f"and rollout.initial_noise {self.initial_noise!r}; use a divisor of the group's "
+                "size, and initial_noise 'sample', which then means each trajectory that branches."
             )
         if self.transition == "cps" and self.noise_level > 1:
             raise ValueError(

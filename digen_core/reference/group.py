@@ -22,7 +22,7 @@ from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.sampler import initial_latent, rounded, schedule_of, solved, solves
-from digen_core.rollout.steps import num_steps_taken, own_steps_of_group, steps_of_iteration
+from digen_core.rollout.steps import num_steps_taken, own_steps_of_group, steps_of_group
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 
 
@@ -72,7 +72,7 @@ def sample_group(
         )
         return drawn.to(policy.device, policy.latent_dtype)
 
-    noisy_steps, trained_steps = steps_of_iteration(config, group[0], num_steps)
+    noisy_steps, trained_steps = steps_of_group(config, *group, num_steps)
     own_steps = own_steps_of_group(config, *group, num_steps)
     if prompt.samples:
         x = rounded(policy.encode_samples(prompt.samples), rollout.storage)

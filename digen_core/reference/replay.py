@@ -219,7 +219,7 @@ def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -
         covered = range(own.first_step, own.first_step + len(own.latents) - 1)
         kept[own.fragment].update(covered if config.trains_clean else own.logprobs)
     for fragment, steps in sorted(kept.items()):
-        missing = set(steps_to_keep(config, iteration, fragment.num_steps)) - steps
+        missing = {*steps_to_keep(config, iteration, fragment.group, fragment.num_steps)} - steps
         if missing:
             raise UserError(
                 f"these settings train step {min(missing)}, whose latents iteration "

@@ -84,12 +84,13 @@ def initial_latent(
     """
     shared = config.initial_noise
     owner = (group[0], 0) if shared == "iteration" else group
+    branches = config.branches
     noise = noise_of(
         policy.latent_shape,
         seed=seed,
         purpose=purpose,
         group=owner,
-        samples=samples,
+        samples=[sample - sample % branches for sample in samples],
         step=0,
         shared=shared != "sample",
     )

@@ -72,14 +72,24 @@ def own_steps_of_groups(
     )
 
 
-def steps_to_keep(config: RunConfig, iteration: int, num_steps: int) -> tuple[int, ...]:
+def steps_of_group(config: RunConfig, iteration: int, group: int, num_steps: int) -> Steps:
+    """Return the noisy steps of a group's trajectories, and those that some of them train."""
+    found = steps_of_iteration(config, iteration, num_steps)
+    if not config.algorithm.own_noise:
+        return found
+    own = own_steps_of_group(config, iteration, group, num_steps)[0]
+    return Steps(own, own)
+
+
+def steps_to_keep(config: RunConfig, iteration: int, group: int, num_steps: int) -> tuple[int, ...]:
     """Return the steps whose latents training needs: where clean latents are trained, the last.
 
     Args:
         config: of the run.
         iteration: from 0.
+        group: of the iteration.
         num_steps: of the trajectories.
     """
     if config.trains_clean:
         return (num_steps - 1,)
-    return steps_of_iteration(config, iteration, num_steps).trained
+    return steps_of_group(config, iteration, group, num_steps).trained

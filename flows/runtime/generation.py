@@ -11,7 +11,7 @@ from digen_core.control.protocol import (
     Generate,
 )
 from digen_core.records import SpanKind
-from digen_core.rollout.steps import steps_of_iteration
+from digen_core.rollout.steps import steps_of_group
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.open_iteration import OpenIteration
@@ -125,9 +125,9 @@ class Denoising:
             images = [samples[own].shrunk(height, width) for own in do.fragment.samples]
             return encode_samples, "samples", f"encode samples {name}", {"images": images}
         segments = iteration.segments[do.fragment]
-        number = do.fragment.num_steps
+        place = iteration.index, do.fragment.group, do.fragment.num_steps
         parameters: dict[str, object] = {
-            "noisy_steps": steps_of_iteration(self._run.config, iteration.index, number).noisy,
+            "noisy_steps": steps_of_group(self._run.config, *place).noisy,
             "previous": segments[-1][1] if segments else None,
         }
         return denoise_steps, "denoise", f"denoise {name} t{_name_of(steps)}", parameters

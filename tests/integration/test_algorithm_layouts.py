@@ -94,6 +94,16 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "rollout.num_steps": 5,
         "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.6, "own_levels": True},
     },
+    "branches": {  # each group's samples branch twice, at a step of the group's own
+        "rollout.branches": 2,
+        "algorithm": {
+            "window": [1, 0, 3],
+            "window_drawn_for": "group",
+            "noise_weight": 2.25,
+            "clip_range": 1e-5,
+            "kl_coefficient": 0.1,
+        },
+    },
     "second order": {  # of the steps after MixGRPO's window, which are fewer
         "rollout.num_steps": 7,
         "rollout.solver": "dpmpp_2m",
@@ -153,6 +163,7 @@ QUICK = [
     ("reference asked in generation", Case("tag", (2, 1), 2, 5, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
     ("own levels", Case("tsp", (2, 2), 2, 3)),  # of DiffusionNFT
+    ("branches", Case("tag", (2, 2), 2, 3, helping=True, pauses=True)),
     ("second order", Case("elastic", (2, 1), 2, 8, helping=True, pauses=True)),
 ]
 

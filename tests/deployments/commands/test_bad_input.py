@@ -69,6 +69,19 @@ SETTINGS = {
         "--algorithm.type grpo_guard --rollout.transition cps",
         "algorithm.type grpo_guard is not for rollout.transition cps; use flow_sde or dance",
     ),
+    "branches that are no part of a group": (
+        "--rollout.branches 5",
+        "rollout.branches is 5, with rollout.group_size 16 and rollout.initial_noise 'sample'; "
+        "use a divisor of the group's size",
+    ),
+    "branches of one noise": (
+        "--rollout.branches 4 --rollout.initial_noise group",
+        "rollout.branches is 4, with rollout.group_size 16 and rollout.initial_noise 'group'",
+    ),
+    "a window for each group without a window": (
+        "--algorithm.window_drawn_for group",
+        "algorithm.window_drawn_for is 'group', but algorithm.window is null",
+    ),
     "no step after the window": (
         "--algorithm.type mix_grpo --algorithm.tail_fraction 0",
         "algorithm.tail_fraction: must be greater than 0 (got 0)",

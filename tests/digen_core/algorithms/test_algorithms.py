@@ -52,6 +52,7 @@ def test_too_few_steps_are_refused(algorithm):
 OWN = [
     ALGORITHMS["dance_grpo"](steps_drawn_for="sample"),
     ALGORITHMS["diffusion_nft"](own_levels=True, trained_fraction=0.7),
+    ALGORITHMS["flow_grpo"](window=(1, 0, 3), window_drawn_for="group"),
 ]
 
 
@@ -67,6 +68,14 @@ def test_steps_of_samples_are_as_many_as_promised_of_those_of_the_iteration(
         assert len(steps) == algorithm.num_trained(num_steps)
         assert list(steps) == sorted(set(steps))
         assert set(steps) <= set(trained)
+
+
+def test_windows_of_groups_are_at_any_place():
+    branching = ALGORITHMS["flow_grpo"](window=(1, 0, 9), window_drawn_for="group")
+    assert branching.steps(10, 0, np.random.default_rng(0)) == (tuple(range(9)),) * 2
+    drawn = [branching.own_steps(4, 10, np.random.default_rng(seed)) for seed in range(200)]
+    assert all(len({*own}) == 1 for own in drawn), "all samples of a group have one"
+    assert {own[0] for own in drawn} == {(step,) for step in range(9)}
 
 
 def test_noise_levels_of_samples_are_any_of_the_schedule():
@@ -123,6 +132,12 @@ def test_the_divergence_in_the_reward():
     [
         ("flow_grpo", {"correction_bounds": (1.1, 1.2)}, "0 <= low <= 1 <= high"),
         ("flow_grpo", {"kl_reward": 0.1, "mix": "advantages"}, "'advantages' makes none"),
+        ("flow_grpo", {"window_drawn_for": "group"}, r"but algorithm\.window is null"),
+        (
+            "flow_grpo",
+            {"window": (1, 0, 3), "window_drawn_for": "group", "kl_reward": 0.1},
+            "trains other steps in each group",
+        ),
         ("ddpo", {"min_count": 40}, r"above algorithm\.buffer_size \(32\)"),
         ("ddpo", {"mix": "advantages"}, "which has statistics of its own"),
         ("grpo_guard", {"max_divergence": 1.0}, "Extra inputs"),

@@ -153,6 +153,25 @@ def test_a_trajectory_does_not_depend_on_how_its_steps_are_cut(policy, cuts):
     assert_close(parts, run(policy), 0)
 
 
+def test_branches_are_one_trajectory_up_to_the_noisy_step(policy):
+    """Of six samples each three, however they are cut into fragments."""
+    config = CONFIG.model_copy(update={"branches": 3})
+
+    def start(samples):
+        return initial_latent(policy, seed=7, group=GROUP, samples=samples, config=config)
+
+    x = start(range(6))
+    assert torch.equal(x[[0, 1, 2]], x[[0, 0, 0]])
+    assert torch.equal(x[[3, 4, 5]], x[[3, 3, 3]])
+    assert not torch.equal(x[0], x[3])
+    torch.testing.assert_close(torch.cat([start(range(2)), start(range(2, 6))]), x)
+    torch.testing.assert_close(x[::3], run(policy, range(6))[0].x[::3])  # as without branches
+    done = run(policy, range(6), noisy_steps=range(2, 3), x=x)
+    for step in done:
+        spread = (step.x_next[:3] - step.x_next[:1]).abs().amax((1, 2))[1:]
+        assert (spread > 1e-2).all() if step.step >= 2 else (spread < 1e-12).all()
+
+
 SECOND = {"solver": "dpmpp_2m", "noisy_steps": range(1)}
 
 

@@ -8,6 +8,7 @@ from digen_core.planning.job import group_steps, with_steps, workload_of
 from digen_core.rollout.steps import (
     num_steps_taken,
     own_steps_of_groups,
+    steps_of_group,
     steps_of_iteration,
     steps_to_keep,
 )
@@ -24,9 +25,9 @@ def test_the_first_steps_of_each_by_hand():
     found = own_steps_of_groups(config, 0, 3, (8, 2, 5))
     assert found == (((0, 1, 2, 3),) * 2, ((0,),) * 2, ((0, 1),) * 2)
     assert own_steps_of_groups(config, 0, 3) == ()
-    assert [steps_to_keep(config, 0, steps) for steps in (8, 5)] == [(0, 1, 2, 3), (0, 1)]
+    assert [steps_to_keep(config, 0, 0, steps) for steps in (8, 5)] == [(0, 1, 2, 3), (0, 1)]
     clean = config_of(type="diffusion_nft")
-    assert [steps_to_keep(clean, 0, steps) for steps in (8, 5)] == [(7,), (4,)]
+    assert [steps_to_keep(clean, 0, 0, steps) for steps in (8, 5)] == [(7,), (4,)]
 
 
 def test_a_window_is_at_one_place_for_all():
@@ -45,13 +46,24 @@ def test_each_sample_has_its_own_of_its_groups_steps():
     assert (found[0], found[2]) == own_steps_of_groups(config, 0, 3)[::2], "as without the others"
 
 
+def test_a_window_of_a_group_is_its_noise_and_what_is_kept():
+    config = config_of(window=[1, 0, 7], window_drawn_for="group")
+    found = [steps_of_group(config, 2, group, 8) for group in range(30)]
+    assert len({*found}) > 3
+    own = own_steps_of_groups(config, 2, 30)
+    for group, steps in enumerate(found):
+        assert steps.noisy == steps.trained == own[group][0] == own[group][1]
+        assert steps_to_keep(config, 2, group, 8) == steps.noisy
+        assert {*steps.noisy} <= {*steps_of_iteration(config, 2).noisy}
+
+
 def test_fewer_steps_after_a_sliding_window_by_hand():
     """Of eight steps, a window of two at 0, 1, ...; int((8 - last) / 2) - 1 follow, or one."""
     flash = {"type": "mix_grpo", "window_size": 2, "iterations_per_window": 1}
     config = config_of(**flash, tail_fraction=0.5)
     assert [num_steps_taken(config, iteration) for iteration in range(5)] == [4, 5, 5, 6, 7]
     assert steps_of_iteration(config, 1, 5) == ((1, 2), (1, 2)), "as of eight steps"
-    assert steps_to_keep(config, 4, 7) == (4, 5)
+    assert steps_to_keep(config, 4, 0, 7) == (4, 5)
     prompts = [Prompt("a"), Prompt("b"), Prompt("c")]
     assert group_steps(config, [3, 3, 3], prompts) == (6, 6, 6)
     run = config.model_copy(update={"num_iterations": 5})
