@@ -177,10 +177,19 @@ REPLAYED = {
         "rollout.solver": "dpmpp_2m",
         "algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp", "own_levels": True},
     },
-    "steps of second order after a window": {
-        "rollout.num_steps": 5,
+    "fewer steps, of second order, after a window": {
+        "rollout.num_steps": 7,
         "rollout.solver": "dpmpp_2m",
-        "algorithm": {"type": "mix_grpo", "window_size": 2, "iterations_per_window": 1},
+        "algorithm": {
+            "type": "mix_grpo",
+            "window_size": 2,
+            "iterations_per_window": 1,
+            "tail_fraction": 0.5,
+        },
+    },
+    "branches at steps of their groups": {
+        "rollout.branches": 2,
+        "algorithm": {"window": [1, 0, 3], "window_drawn_for": "group"},
     },
 }
 
