@@ -17,7 +17,7 @@ from digen_core.maths.kl import scaled_kl
 from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
-from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
+from digen_core.rollout.steps import own_steps_of_group, steps_of_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,7 @@ class ReferenceUse:
         if rewarded is None and not kept:
             return None
         own_steps = own_steps_of_group(config, *group, num_steps) if rewarded is None else ()
-        trained = by_step(
-            samples, steps_of_iteration(config, group[0], num_steps).trained, own_steps
-        )
+        trained = by_step(samples, steps_of_group(config, *group, num_steps).trained, own_steps)
         rows = {step: [own - samples.start for own in found] for step, found in trained.items()}
         return cls(rows, rewarded and rewarded[1], kept)
 

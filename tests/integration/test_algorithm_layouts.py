@@ -96,6 +96,7 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
     },
     "branches": {  # each group's samples branch twice, at a step of the group's own
         "rollout.branches": 2,
+        "schedule.reference": "generation",
         "algorithm": {
             "window": [1, 0, 3],
             "window_drawn_for": "group",
@@ -145,7 +146,7 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "schedule.reference": "generation",
         "algorithm": {**PAIRS, "kl_coefficient": 0.5},
     },
-    "reference asked for own levels": {
+    "reference asked for clean latents": {
         "schedule.reference": "generation",
         "algorithm": {"type": "dgpo", **PREFERENCES, "kl_coefficient": 0.5},
     },
@@ -160,9 +161,7 @@ QUICK = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
-    ("reference asked in generation", Case("tag", (2, 1), 2, 5, pauses=True)),
     ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
-    ("own levels", Case("tsp", (2, 2), 2, 3)),  # of DiffusionNFT
     ("branches", Case("tag", (2, 2), 2, 3, helping=True, pauses=True)),
     ("second order", Case("elastic", (2, 1), 2, 8, helping=True, pauses=True)),
 ]
