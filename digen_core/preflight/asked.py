@@ -5,6 +5,7 @@ Each raises ConfigError with one line: what is wrong, its value, and what to do.
 
 from collections.abc import Callable, Sequence
 
+from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.config.rewards.verifiers import OcrConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
@@ -29,6 +30,23 @@ def check_wanted_texts(ocr: OcrConfig, columns: Sequence[str], prompts: list[Pro
             f"prompts.metadata_columns {list(columns)}; add it there"
         )
     check_prompts("ocr", prompts, lambda p: wanted_text(p.text, p.metadata, ocr.text_column))
+
+
+def check_compared_texts(
+    name: str, reward: ClipScoreConfig, columns: Sequence[str], prompts: list[Prompt]
+) -> None:
+    """Check that what images are compared with in place of prompts is a text, where it is there."""
+    from digen_core.rewards.clip.texts import text_at
+
+    place = reward.text_column
+    if place is None:
+        return
+    if place.partition(".")[0] not in columns:
+        raise ConfigError(
+            f"the reward {name!r} has the text_column {place!r}, which begins with none of "
+            f"prompts.metadata_columns {list(columns)}; add {place.partition('.')[0]} there"
+        )
+    check_prompts(name, prompts, lambda prompt: text_at(prompt.metadata, place))
 
 
 def check_wanted_objects(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:

@@ -33,6 +33,7 @@ _QUICK: Final = frozenset(
         "jpeg_compressibility",
         "jpeg_incompressibility",
         "motion",
+        "temporal_flickering",
         "ocr",
         "remote",
         "judge",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from digen_core.config.rewards import RewardConfig, that_see
+from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.config.rewards.head_template import check_prompt, load_head_template
 from digen_core.config.rewards.judge_template import (
     QUESTION,
@@ -34,6 +35,7 @@ from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
 from digen_core.preflight.asked import (
+    check_compared_texts,
     check_phrases,
     check_prompts,
     check_questions,
@@ -84,6 +86,8 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
     columns = config.prompts.metadata_columns
     if isinstance(reward, OcrConfig):
         check_wanted_texts(reward, columns, prompts)
+    if isinstance(reward, ClipScoreConfig):
+        check_compared_texts(name, reward, columns, prompts)
     if isinstance(reward, GenevalConfig):
         check_wanted_objects(name, columns, prompts)
     if isinstance(reward, VlmReward):

@@ -13,19 +13,20 @@ from digen_core.rewards.clip.clipscore import ClipScore
 from digen_core.rewards.clip.hps import Hps
 from digen_core.rewards.clip.pickscore import PickScore
 from digen_core.rewards.clip.source_similarity import SourceSimilarity
-from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.dpg.dpg import Dpg
 from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
 from digen_core.rewards.judge.pairwise import Pairwise
-from digen_core.rewards.motion import Motion
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.remote import Remote
 from digen_core.rewards.scoring import RewardFn
 from digen_core.rewards.shapes import shapes
 from digen_core.rewards.shapes_edit import shapes_edit
+from digen_core.rewards.videos.consistency import Consistency, SubjectConsistency
+from digen_core.rewards.videos.flickering import temporal_flickering
+from digen_core.rewards.videos.motion import Motion
 from digen_core.rewards.vlm.hps3 import Hps3
 from digen_core.rewards.vlm.video_reward import VideoReward
 
@@ -45,6 +46,8 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "geneval": Geneval,
     "blip_vqa": BlipVqa,
     "consistency": Consistency,
+    "subject_consistency": SubjectConsistency,
+    "temporal_flickering": lambda config, device: temporal_flickering,
     "motion": Motion,
     "video_reward": VideoReward,
     "remote": Remote,

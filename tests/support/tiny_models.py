@@ -35,6 +35,27 @@ def write_clip(folder: Path, width: int = 16) -> str:
     return path
 
 
+def write_dino(folder: Path, **changes) -> str:
+    """Write a ViT in the files of the published DINO, for images of 32 pixels; return its folder.
+
+    As there the weights of a pooler are missing.
+    """
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        image_size=32, patch_size=8, layer_norm_eps=1e-6, **changes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = ViTModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # so that images make a difference
+    model.save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return str(folder)
+
+
 LABELS = ("person", "mouse", "sofa", "dog")
 """Of the detectors, by the names of COCO and Pascal VOC."""
 

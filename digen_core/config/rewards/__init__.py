@@ -26,6 +26,7 @@ from digen_core.config.rewards.clip import (
     ClipScoreConfig,
     ConsistencyConfig,
     SourceSimilarityConfig,
+    SubjectConsistencyConfig,
 )
 from digen_core.config.rewards.given import GivenConfig
 from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig
@@ -34,6 +35,7 @@ from digen_core.config.rewards.pixels import (
     JpegCompressibilityConfig,
     JpegIncompressibilityConfig,
     MotionConfig,
+    TemporalFlickeringConfig,
 )
 from digen_core.config.rewards.preferences import (
     AestheticConfig,
@@ -68,6 +70,8 @@ CalledConfig = (
     | GenevalConfig
     | BlipVqaConfig
     | ConsistencyConfig
+    | SubjectConsistencyConfig
+    | TemporalFlickeringConfig
     | MotionConfig
     | VideoRewardConfig
     | RemoteConfig

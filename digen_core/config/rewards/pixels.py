@@ -26,3 +26,9 @@ class MotionConfig(VideoReward):
 
     enough: float = Field(0.01, gt=0, le=1)
     """Motion that scores fully, per frame, as a fraction of the frame's shorter side."""
+
+
+class TemporalFlickeringConfig(VideoReward):
+    """How little the pixels of neighbouring frames differ: VBench's temporal flickering."""
+
+    type: Literal["temporal_flickering"] = "temporal_flickering"

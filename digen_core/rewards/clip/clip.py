@@ -11,7 +11,7 @@ from torch import Tensor
 from digen_core.config.rewards.clip import ClipConfig
 from digen_core.errors import ConfigError
 from digen_core.maths.tensors import TORCH_DTYPES
-from digen_core.rewards.pixels import as_pixels
+from digen_core.rewards.pixels import as_pixels, centre, shrunk, standardized
 
 
 class Clip:
@@ -41,6 +41,13 @@ class Clip:
                 f"be loaded: {reason}"
             ) from error
         self._model: Any = model.to(device).eval().requires_grad_(False)
+        self._antialias = config.antialias
+        if not config.antialias and not self._processor.image_processor.size.get("shortest_edge"):
+            raise ConfigError(
+                f"the image processor {config.processor_path} scales images to "
+                f"{dict(self._processor.image_processor.size)} and not to a shortest_edge; use "
+                "another, or antialias = true"
+            )
 
     @property
     def scale(self) -> float:
@@ -68,12 +75,21 @@ class Clip:
         parts = []
         for start in range(0, len(pixels), self._batch_size):
             batch = list(pixels[start : start + self._batch_size])
-            inputs = self._processor.image_processor(
-                images=batch, return_tensors="pt", input_data_format="channels_last"
-            )
-            values = inputs["pixel_values"].to(self._device)
+            values = self._prepared(batch).to(self._device)
             parts.append(self._model.get_image_features(values).pooler_output)
         return _unit(torch.cat(parts))
+
+    def _prepared(self, pixels: list[NDArray[np.uint8]]) -> Tensor:
+        """Return n images [H, W, 3] of any sizes as the model wants them, [n, 3, h, w]."""
+        own = self._processor.image_processor
+        if self._antialias:
+            found = own(images=pixels, return_tensors="pt", input_data_format="channels_last")
+            values: Tensor = found["pixel_values"]
+            return values
+        side, crop = own.size["shortest_edge"], (own.crop_size["height"], own.crop_size["width"])
+        images = [torch.from_numpy(each).movedim(-1, 0)[None] for each in pixels]
+        scaled = torch.cat([centre(shrunk(each, side, "bicubic"), *crop) for each in images])
+        return standardized(scaled, own.image_mean, own.image_std)
 
     @torch.no_grad()
     def embed_texts(self, texts: list[str]) -> Tensor:

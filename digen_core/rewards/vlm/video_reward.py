@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from digen_core.config.rewards.reward_models import VideoRewardConfig
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.rewards.checkpoints import published_folder
-from digen_core.rewards.motion import check_frames
 from digen_core.rewards.pixels import as_pixels
+from digen_core.rewards.videos.motion import check_frames
 from digen_core.rewards.vlm.frames import seen_frames
 from digen_core.rewards.vlm.model import HeadedVlm, Sight
 from digen_core.rewards.vlm.settings import SETTINGS, checkpoint_in, read_settings

@@ -160,6 +160,10 @@ SETTINGS = {
         "--rewards.motion 1",
         "the reward 'motion' takes videos, but model.num_frames is 1; use several frames",
     ),
+    "flicker of images": (
+        "--rewards.temporal_flickering 1",
+        "the reward 'temporal_flickering' takes videos, but model.num_frames is 1; use several",
+    ),
     "own reward of videos for images": (
         "--rewards.json:dumps.takes videos",
         "the reward 'json:dumps' takes videos, but model.num_frames is 1",
@@ -414,6 +418,11 @@ SETTINGS = {
     "a text column that rewards do not get": (
         '--rewards {ocr={text_column="text"}}',
         "'ocr' has the text_column 'text', which is not one of prompts.metadata_columns []; add",
+    ),
+    "a text to compare with that rewards do not get": (
+        '--rewards {clipscore={text_column="info.style"}}',
+        "'clipscore' has the text_column 'info.style', which begins with none of "
+        "prompts.metadata_columns []; add info there",
     ),
     "a column of a text file": (
         "--prompts.metadata-columns ['text']",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from digen_core.config.rewards.clip import SubjectConsistencyConfig
 from digen_core.config.rewards.verifiers import BlipVqaConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
@@ -40,12 +41,13 @@ def test_image_reward_that_cannot_be_had_is_told(tmp_path, monkeypatch):
         checked({"path": folder, "tokenizer": "other"})
 
 
-def test_a_blip_that_cannot_be_had_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize("config", [BlipVqaConfig, SubjectConsistencyConfig])
+def test_a_model_that_cannot_be_had_is_told(tmp_path, monkeypatch, config):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    check_files("vqa", BlipVqaConfig(path=str(tmp_path)), here=True)
+    check_files("vqa", config(path=str(tmp_path)), here=True)
     with pytest.raises(ConfigError, match=r"rewards.vqa.path nope is neither a folder"):
-        check_files("vqa", BlipVqaConfig(path="nope"), here=True)
+        check_files("vqa", config(path="nope"), here=True)
 
 
 WRITERS = {"hps3": write_hps3, "video_reward": write_video_reward}

@@ -15,8 +15,8 @@ from digen_core.rewards.clip.clip import Clip
 from digen_core.rewards.clip.clipscore import ClipScore
 from digen_core.rewards.clip.hps import Hps
 from digen_core.rewards.clip.pickscore import PickScore
-from digen_core.rewards.consistency import Consistency
 from digen_core.rewards.pixels import as_pixels
+from digen_core.rewards.videos.consistency import Consistency
 from support.tiny_models import write_clip
 
 CPU = torch.device("cpu")
@@ -67,6 +67,19 @@ def test_clipscore_is_the_positive_cosine_times_2_5(folder, expected):
     assert (cosines > 0).any()
     got = ClipScore(ClipScoreConfig(path=folder), CPU)(IMAGES, PROMPTS)
     close(got, 2.5 * cosines.clamp(min=0))
+    raw = ClipScore(ClipScoreConfig(path=folder, counts="cosine"), CPU)(IMAGES, PROMPTS)
+    close(raw, cosines)
+
+
+def test_clipscore_counts_the_cosine_with_a_text_of_the_row(folder):
+    config = ClipScoreConfig(path=folder, counts="cosine", text_column="info.style")
+    rows = [{"info": {"style": "a dog"}}, {"info": {}}, {"info": None}, {}, {"info": "x"}]
+    found = ClipScore(config, CPU)(IMAGES, PROMPTS, rows)
+    plain = ClipScore(ClipScoreConfig(path=folder, counts="cosine"), CPU)
+    close(found, plain(IMAGES, ["a dog", *PROMPTS[1:]]))
+    assert (found < 0).any()
+    with pytest.raises(PermanentError, match=r"its 'info.style' is 3; it must be a text"):
+        ClipScore(config, CPU)(IMAGES[:1], ["a"], [{"info": {"style": 3}}])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])

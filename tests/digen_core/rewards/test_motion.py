@@ -5,7 +5,7 @@ from scipy.ndimage import gaussian_filter, shift
 
 from digen_core.config.rewards.pixels import MotionConfig
 from digen_core.rewards.attempts import PermanentError
-from digen_core.rewards.motion import Motion, motion_between
+from digen_core.rewards.videos.motion import Motion, motion_between
 
 SIDE = 64
 

@@ -1,0 +1,1 @@
+"""Rewards that look at whole videos: what moves in them, flickers, or stays the same."""
