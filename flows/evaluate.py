@@ -14,10 +14,10 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_hash
 from digen_core.records import FIRST, EvaluationReport
 from digen_core.rewards.asked import for_samples
-from digen_core.rewards.blip.phrases import attribute_scores
 from digen_core.rewards.dpg.categories import category_shares
 from digen_core.rewards.failures import component_means, grouped_means, settle
-from digen_core.rewards.geneval.tasks import accuracies, kind_means, task_means
+from digen_core.rewards.geneval.tasks import accuracies, task_means
+from digen_core.rewards.kinds import kind_means, kind_scores
 from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
 from flows.runtime.context import RunContext, context_of
@@ -258,7 +258,7 @@ def _report(run: RunContext, tag: str, parts: Sequence[dict[str, list[float]]]) 
     size = run.config.evaluation.samples_per_prompt
     by_prompt, by_sample = grouped_means(settled, size), sample_scores(settled, rewards, size)
     by_task = accuracies(rewards, run.evaluation_prompts, by_prompt)
-    by_attribute = attribute_scores(rewards, run.evaluation_prompts, by_prompt)
+    by_kind = kind_scores(rewards, run.evaluation_prompts, by_prompt)
     of_categories = category_shares(rewards, run.evaluation_prompts, by_prompt)
     report = EvaluationReport(
         version=run.progress.version,
@@ -266,9 +266,9 @@ def _report(run: RunContext, tag: str, parts: Sequence[dict[str, list[float]]]) 
         num_samples=sum(len(part["reward"]) for part in parts),
         rewards=component_means(settled)
         | task_means(by_task)
-        | kind_means(by_attribute)
+        | kind_means(by_kind)
         | of_categories,
-        by_prompt=by_prompt | by_task | by_attribute,
+        by_prompt=by_prompt | by_task | by_kind,
         by_sample=by_sample,
         prompts_hash=prompts_hash(run.evaluation_prompts),
         sampled_as=sampled_as(run.config),

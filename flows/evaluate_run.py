@@ -6,7 +6,7 @@ from typing import Any
 from prefect import flow
 from pydantic import PositiveInt
 
-from digen_core.checkpoints.judging import Judging, SuiteName, judged_config
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     DamagedError,
@@ -14,6 +14,7 @@ from digen_core.checkpoints.manifest import (
     last_checkpoint,
 )
 from digen_core.checkpoints.retention import evaluations_of
+from digen_core.checkpoints.suites import SuiteName
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_judged

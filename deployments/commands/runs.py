@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
-from digen_core.checkpoints.judging import SUITES, Judging, SuiteName
+from digen_core.checkpoints.judging import Judging
 from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
+from digen_core.checkpoints.suites import SUITES, SuiteName
 from digen_core.config.keys import parse_value
 from digen_core.config.load import require_run
 from digen_core.errors import UserError

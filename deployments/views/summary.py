@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
-from digen_core.checkpoints.judging import Suite
+from digen_core.checkpoints.suites import Suite
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
 from tasks.views.display import NO_MEANS, change_text, mean_text, verdict_in_short, wins_cells
@@ -94,7 +94,7 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
     }
     for name, title in {**suite.shown, **others}.items():
         value = report.rewards.get(name)
-        factor = 100 if suite.in_percent and name in suite.shown else 1
+        factor = suite.factors.get(name, suite.factor) if name in suite.shown else 1
         table.add_column(title, justify="right")
         cells.append("" if value is None else f"{factor * value:.{suite.num_decimals}f}")
     table.add_row(*cells)
@@ -103,6 +103,9 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
         f"prompts{note}"
     )
     console.print(table)
+    if suite.without:
+        left_out = ", ".join(f"{what} ({needed})" for what, needed in suite.without.items())
+        console.print(f"left out, and the models that it needs: {left_out}")
 
 
 def _ordered(report: EvaluationReport) -> list[str]:

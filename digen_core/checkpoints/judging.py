@@ -1,88 +1,24 @@
 """What judges the last version of a run: its own evaluation, or other prompts, rewards and samples.
 
-A suite is a published protocol, which says all three. Importing this module must not import torch.
+A suite says all three. Importing this module must not import torch.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.checkpoints.suites import SUITES, Suite, SuiteName, Table, rewards_for
 from digen_core.config.load import config_of_run, describe
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards.keys import split_key
 from digen_core.config.run import RunConfig
-from digen_core.data.published import (
-    COMPBENCH_ATTRIBUTES,
-    COMPBENCH_COLUMNS,
-    DPG_CATEGORIES,
-    DPG_COLUMNS,
-    GENEVAL_COLUMNS,
-    GENEVAL_TASKS,
-)
+from digen_core.data.prompts import evaluation_prompts
 from digen_core.errors import UserError
-
-SuiteName = Literal["geneval", "ocr", "drawbench", "dpg", "t2i-compbench"]
-
-Table = Mapping[str, Any]
-"""What a config says of a reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A published protocol."""
-
-    rewards: Mapping[str, Table]  # by their types, which are their names in reports
-    shown: Mapping[str, str]  # values of its table in their order, and what they are called there
-    samples_per_prompt: int
-    num_prompts: int | None = None  # None: not known
-    columns: tuple[str, ...] = ()  # of metadata, that the rewards get
-    in_percent: bool = False  # its table shows shares times 100
-    num_decimals: int = 2  # that it shows
-    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of prompts, by the column
-
-
-SUITES: Final[Mapping[SuiteName, Suite]] = {
-    "geneval": Suite(
-        rewards={"geneval": {"counts": "correct"}},
-        shown={
-            f"geneval/{task}": title
-            for task, title in {"overall": "Overall", **GENEVAL_TASKS}.items()
-        },
-        samples_per_prompt=4,
-        num_prompts=553,
-        columns=GENEVAL_COLUMNS,
-    ),
-    "ocr": Suite(rewards={"ocr": {}}, shown={"ocr/score": "OCR accuracy"}, samples_per_prompt=1),
-    "drawbench": Suite(
-        rewards={"pickscore": {}, "image_reward": {}},
-        shown={"pickscore/score": "PickScore", "image_reward/score": "ImageReward"},
-        samples_per_prompt=1,
-        num_prompts=200,
-    ),
-    "dpg": Suite(
-        rewards={"dpg": {}},
-        shown={
-            **{f"dpg/{category}": title for category, title in DPG_CATEGORIES.items()},
-            "dpg/score": "Overall",
-        },
-        samples_per_prompt=4,
-        num_prompts=1065,
-        columns=DPG_COLUMNS,
-        in_percent=True,
-    ),
-    "t2i-compbench": Suite(
-        rewards={"blip_vqa": {}},
-        shown={f"blip_vqa/{kind}": title for kind, title in COMPBENCH_ATTRIBUTES.items()},
-        samples_per_prompt=10,
-        columns=COMPBENCH_COLUMNS,
-        num_decimals=4,
-        kinds={"category": tuple(COMPBENCH_ATTRIBUTES)},
-    ),
-}
 
 _OF_ALL: Final[Table] = {"on_failure": "fail", "weight": 1.0, "pool": None}
 """What holds for each reward of a suite."""
@@ -119,6 +55,17 @@ class Judging:
         names = [*whole] if isinstance(whole, Mapping) else []
         keys = (key for key in self.settings if key.startswith("rewards."))
         return [*names, *(split_key(key.removeprefix("rewards."))[0] for key in keys)]
+
+    def options_of(self, reward: str) -> list[str]:
+        """Return which options of a reward the settings name."""
+        whole, options = self.settings.get("rewards"), list[str]()
+        tables = {f"rewards.{name}": own for name, own in (whole or {}).items()}
+        for key, value in {**tables, **self.settings}.items():
+            name, option = split_key(key.removeprefix("rewards."))
+            if key.startswith("rewards.") and name == reward:
+                in_table = value if isinstance(value, Mapping) else ()  # a number is a weight
+                options += [option] if option else in_table
+        return options
 
 
 def judged_config(run_dir: Path, asked: Judging) -> RunConfig:
@@ -170,15 +117,25 @@ def _of_suite(config: RunConfig, asked: Judging, suite: Suite) -> dict[str, Any]
     for reward in config.rewards.values():
         of_run.setdefault(reward.type, reward.model_dump())
     named: dict[str, Table] = {name: config.rewards[name].model_dump() for name in asked.rewards}
-    own = {
-        kind: {**of_run.get(kind, {"type": kind}), **named.get(kind, {}), **settings}
-        for kind, settings in suite.rewards.items()
-    }
-    rewards = {name: {**table, **_OF_ALL} for name, table in {**named, **own}.items()}
+    prompts = PromptsConfig(train=place, evaluation=place, metadata_columns=suite.columns)
+    needed = [*suite.rewards]
+    if suite.kind_column is not None:
+        read = config.model_copy(update={"prompts": prompts})
+        needed = rewards_for(f"suite {asked.suite}", suite, evaluation_prompts(read))
+
+    def made_of(kind: str) -> dict[str, Any]:
+        if kind in suite.models:  # what the protocol says, and not what the run was trained with
+            options = {key: named[kind][key] for key in asked.options_of(kind)}
+            return {**suite.models[kind], **options, "type": kind}
+        return {**of_run.get(kind, {"type": kind}), **named.get(kind, {})}
+
+    own = {kind: {**made_of(kind), **suite.rewards[kind]} for kind in needed}
+    others = {name: table for name, table in named.items() if name not in suite.rewards}
+    rewards = {name: {**table, **_OF_ALL} for name, table in {**others, **own}.items()}
     return {
         **_with_rewards(config, rewards),
         "model": {**config.model.model_dump(), "source_image": False},  # a suite has texts
-        "prompts": {"train": place, "evaluation": place, "metadata_columns": suite.columns},
+        "prompts": prompts.model_dump(),
     }
 
 

@@ -42,16 +42,6 @@ DPG_CATEGORIES: Final[Mapping[str, str]] = {
 DPG_COLUMNS: Final = ("proposition_id", "dependency", "tuple", "question_natural_language")
 """Metadata columns of its questions: a list of one value for each question of a prompt."""
 
-COMPBENCH_ATTRIBUTES: Final[Mapping[str, str]] = {
-    "color": "Color",
-    "shape": "Shape",
-    "texture": "Texture",
-}
-"""T2I-CompBench's categories of attributes that are to be at the right things, and their titles."""
-
-COMPBENCH_COLUMNS: Final = ("category", "phrases")
-"""Metadata columns of its prompts: what kind one is, and the noun phrases in it, as a list."""
-
 Part = Literal["train", "evaluation"]
 """What prompts of a folder are for."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.config.rewards.verifiers import OcrConfig
+from digen_core.data.kinds import text_at
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 
@@ -36,8 +37,6 @@ def check_compared_texts(
     name: str, reward: ClipScoreConfig, columns: Sequence[str], prompts: list[Prompt]
 ) -> None:
     """Check that what images are compared with in place of prompts is a text, where it is there."""
-    from digen_core.rewards.clip.texts import text_at
-
     place = reward.text_column
     if place is None:
         return

@@ -7,12 +7,11 @@ need no torch come first, so that the usual mistakes show at once.
 from importlib.util import find_spec
 from pathlib import Path
 
-from digen_core.checkpoints.judging import SUITES, Suite, SuiteName
+from digen_core.checkpoints.suites import SuiteName
 from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
-from digen_core.inputs.reading import shown
 from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
 from digen_core.preflight.network import check_scheduler, check_tracking, check_writable
@@ -57,7 +56,6 @@ def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> N
         check_inputs(config)
     else:
         check_suite(config, config_of_run(run_dir))
-        _check_kinds(suite, SUITES[suite], evaluation_prompts(config))
 
 
 def check_suite(config: RunConfig, trained: RunConfig) -> None:
@@ -81,18 +79,6 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
         )
     check_rewards(config, [], evaluation)
     check_model(config)
-
-
-def _check_kinds(name: str, suite: Suite, prompts: list[Prompt]) -> None:
-    """Check that a suite judges prompts of such kinds."""
-    for column, known in suite.kinds.items():
-        others = [prompt for prompt in prompts if prompt.metadata.get(column) not in known]
-        if others:
-            raise ConfigError(
-                f"{len(others)} of {len(prompts)} prompts are of a kind that the suite {name} does "
-                f"not judge, the first ({others[0].origin}) having the {column} "
-                f"{shown(others[0].metadata.get(column))}; keep those of {', '.join(known)}"
-            )
 
 
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:

@@ -5,19 +5,23 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from deployments.views.summary import print_suite
-from digen_core.checkpoints.judging import SUITES, Judging, judged_config
+from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.retention import evaluations_of
+from digen_core.checkpoints.suites import SUITES
 from digen_core.config.run import RunConfig
 from digen_core.data.published import DPG_CATEGORIES, GENEVAL_COLUMNS, GENEVAL_TASKS
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_suite
 from digen_core.records import EvaluationReport
+from support.families import TOKENS
 from support.judge_servers import MODEL, images_of, judging, says, texts_of
 from support.runs import merged, only_run
-from support.tiny_models import write_blip_vqa, write_clip, write_mask2former
+from support.tiny_models import write_blip_vqa, write_clip, write_dino, write_mask2former
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +167,8 @@ PHRASED = [
     phrased("color", "a red cat and a green dog", "a red cat", "a green dog"),
     phrased("color", "a green bench", "a green bench"),
     phrased("texture", "a big dog", "a big dog"),
+    phrased("non_spatial", "a dog is looking at a cat"),
+    phrased("non_spatial", "a cat is sitting on a bench"),
 ]
 
 
@@ -171,28 +177,98 @@ def test_a_run_is_judged_by_t2i_compbench(tree, tmp_path, prefect_backend):
     from flows.post_train import post_train
 
     prompts, blip = tmp_path / "compbench.jsonl", write_blip_vqa(tmp_path / "blip")
+    (tmp_path / "clip").mkdir()
     prompts.write_text("".join(json.dumps(one) + "\n" for one in PHRASED))
     post_train(RunConfig.model_validate(merged(tree, {"num_iterations": 1})))
     run_dir, settings = str(only_run(tree)), {"rewards.blip_vqa.path": blip}
+    settings["rewards.clipscore.path"] = write_clip(tmp_path / "clip")
     report = evaluate_run(run_dir, str(prompts), suite="t2i-compbench", settings=settings)
-    assert (report.num_prompts, report.num_samples) == (3, 30)
-    scores = report.by_prompt["blip_vqa/score"]
-    assert len(set(scores)) == 3
+    assert (report.num_prompts, report.num_samples) == (5, 50)
+    scores, cosines = (report.by_prompt[f"{own}/score"] for own in ("blip_vqa", "clipscore"))
+    assert len(set(scores[:3])) == 3
     expected = {"blip_vqa/color": (scores[0] + scores[1]) / 2, "blip_vqa/texture": scores[2]}
+    expected["clipscore/non_spatial"] = (cosines[3] + cosines[4]) / 2
     assert {name: report.rewards[name] for name in expected} == pytest.approx(expected)
     assert "blip_vqa/shape" not in report.rewards
     assert report.standard_error("blip_vqa/color") > 0
     console = Console(width=100, record=True)
     print_suite(report, SUITES["t2i-compbench"], console)
-    _, heads, row = console.export_text().splitlines()
-    assert heads.split() == ["Color", "Shape", "Texture"]
+    _, heads, row, *left_out = console.export_text().splitlines()
+    assert heads.split() == ["Color", "Shape", "Texture", "Non-spatial"]
+    assert " ".join(left_out).startswith("left out, and the models that it needs: spatial (UniDe")
     assert row.split() == [f"{value:.4f}" for value in expected.values()]
 
     prompts.write_text(json.dumps(phrased("spatial", "a cat on a bench", "a cat", "a bench")))
     with pytest.raises(
-        UserError, match=r"1 of 1 prompts .* t2i-compbench does not judge.* category 'spatial'; kee"
+        UserError, match=r"1 of 1 prompts .* t2i-compbench does not judge.* 'spatial' \(which needs"
     ):
         evaluate_run(run_dir, str(prompts), suite="t2i-compbench", settings=settings)
+
+
+def of_dimensions(prompt, *dimensions, **info):
+    return {"prompt_en": prompt, "dimension": list(dimensions), "auxiliary_info": info}
+
+
+DIMENSIONS = [
+    of_dimensions("a dog", "subject_consistency", "dynamic_degree", "motion_smoothness"),
+    of_dimensions("alley", "scene", "background_consistency", scene={"scene": {"scene": "alley"}}),
+    of_dimensions("a toilet, frozen", "temporal_flickering"),
+    of_dimensions("close up of grapes", "overall_consistency", "aesthetic_quality"),
+    of_dimensions("barn", "background_consistency"),
+    of_dimensions(
+        "a cat, oil paint", "appearance_style", appearance_style={"appearance_style": "oil paint"}
+    ),
+]
+
+
+def test_a_run_is_judged_by_vbench(tree, tmp_path, prefect_backend):
+    from digen_core.models.tiny.pipelines import build_tiny
+    from flows.evaluate_run import evaluate_run
+    from flows.post_train import post_train
+
+    (tmp_path / "clip").mkdir()
+    clip, dino = write_clip(tmp_path / "clip"), write_dino(tmp_path / "dino")
+    build_tiny("wan").save_pretrained(tmp_path / "wan")
+    save_file({"weight": torch.ones(1, 16), "bias": torch.full((1,), 4.0)}, tmp_path / "head")
+    prompts = tmp_path / "VBench_full_info.json"
+    prompts.write_text(json.dumps(DIMENSIONS))
+    changes = {
+        "num_iterations": 1,
+        "model": {
+            "family": "wan", "path": str(tmp_path / "wan"), "height": 32, "width": 48,
+            "num_frames": 5, "max_sequence_length": TOKENS,
+        },
+        "rewards": {"smooth_rewards:video_brightness": {"takes": "videos"}},
+    }  # fmt: skip
+    post_train(RunConfig.model_validate(merged(tree, changes)))
+    settings = {
+        "rewards.subject_consistency.path": dino,
+        "rewards.consistency.path": clip,
+        "rewards.clipscore.path": clip,
+        "rewards.aesthetic": {"path": clip, "head": str(tmp_path / "head")},
+    }
+    report = evaluate_run(str(only_run(tree)), str(prompts), suite="vbench", settings=settings)
+    assert (report.num_prompts, report.num_samples) == (6, 30)
+    means = {name: report.by_prompt[f"{name}/score"] for name in SUITES["vbench"].rewards}
+    clips = means["consistency"]
+    expected = {
+        "subject_consistency/subject_consistency": means["subject_consistency"][0],
+        "consistency/background_consistency": (clips[1] + clips[4]) / 2,
+        "temporal_flickering/temporal_flickering": means["temporal_flickering"][2],
+        "aesthetic/aesthetic_quality": means["aesthetic"][3],
+        "clipscore/appearance_style": means["clipscore"][5],
+    }
+    assert {name: report.rewards[name] for name in expected} == pytest.approx(expected)
+    assert all(0 < expected[name] < 1 for name in list(expected)[:3])
+    assert clips[1] != clips[4]
+    console = Console(width=80, record=True)
+    print_suite(report, SUITES["vbench"], console)
+    text = console.export_text().splitlines()
+    assert text[0].strip() == "version 1: 30 samples of 6 prompts; the published suite has 416"
+    values = [100 * value for value in expected.values()]
+    values[3] /= 10  # a tenth of the reward's
+    assert text[3].split() == [f"{value:.2f}" for value in values]
+    assert "the static filter of temporal_flickering (RAFT)" in " ".join(text[4:])
 
 
 def test_the_table_of_dpg_bench_is_in_percent():

@@ -55,6 +55,7 @@ DOWNLOADED = {
     "HPS_v2.1_compressed.pt": "",
     "DrawBench.csv": "Prompts,Category\nA red car,Colors\n",
     "compbench.jsonl": '{"category": "color", "prompt": "a red cow", "phrases": ["a red cow"]}\n',
+    "vbench.json": '[{"prompt_en": "a cow", "dimension": ["temporal_flickering"]}]',
     "ELLA/dpg_bench/dpg_bench.csv": (
         "item_id,text,proposition_id,dependency,tuple,question_natural_language\n"
         "1,a cow,1,0,entity - whole (cow),Is there a cow?\n"

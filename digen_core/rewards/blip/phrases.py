@@ -1,16 +1,12 @@
-"""Noun phrases of prompts: what T2I-CompBench asks about each, and the means of its attributes.
+"""Noun phrases of prompts: what T2I-CompBench asks about each.
 
 A prompt's row carries its phrases. The published program has them from spaCy, whose words on what a
 noun phrase is no rule of a few lines repeats.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-from digen_core.config.rewards import RewardConfig
-from digen_core.config.rewards.verifiers import BlipVqaConfig
-from digen_core.data.prompts import Prompt
-from digen_core.data.published import COMPBENCH_ATTRIBUTES
 from digen_core.inputs.reading import shown
 
 COLUMN: Final = "phrases"
@@ -37,33 +33,6 @@ def questions_of(row: Mapping[str, Any]) -> list[str]:
         if not isinstance(phrase, str) or not phrase.strip():
             raise ValueError(f"its {COLUMN!r} has {shown(phrase, 80)}; each must be a text")
     return [_question(phrase) for phrase in phrases[:MOST_PHRASES]]
-
-
-def attribute_scores(
-    rewards: Mapping[str, RewardConfig],
-    prompts: Sequence[Prompt],
-    by_prompt: Mapping[str, Sequence[float | None]],
-) -> dict[str, list[float | None]]:
-    """Return the scores of prompts by the attribute that their ``category`` says.
-
-    Args:
-        rewards: of the config, by name; those of other types have no attributes.
-        prompts: that were sampled, all as often.
-        by_prompt: of each component the means of prompts, in order.
-
-    Returns:
-        For each attribute that there is ``NAME/CATEGORY``; None in the places of other prompts, and
-        where there is no score.
-    """
-    kinds = [prompt.metadata.get("category") for prompt in prompts]
-    found: dict[str, list[float | None]] = {}
-    for name in (name for name, own in rewards.items() if isinstance(own, BlipVqaConfig)):
-        pairs = list(zip(by_prompt[f"{name}/score"], kinds, strict=True))
-        for attribute in COMPBENCH_ATTRIBUTES:
-            scores = [mean if kind == attribute else None for mean, kind in pairs]
-            if any(score is not None for score in scores):
-                found[f"{name}/{attribute}"] = scores
-    return found
 
 
 def _question(phrase: str) -> str:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rewards.clip import ClipScoreConfig
+from digen_core.data.kinds import text_at
 from digen_core.data.prompts import Metadata
 from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.clip.clip import Clip
-from digen_core.rewards.clip.texts import text_at
 
 WEIGHT: Final = 2.5
 

@@ -9,9 +9,8 @@ from digen_core.config.rewards import RewardConfig
 from digen_core.config.rewards.verifiers import GenevalConfig
 from digen_core.data.prompts import Prompt
 from digen_core.data.published import GENEVAL_TASKS
+from digen_core.rewards.kinds import ByPrompt, kind_means
 
-ByPrompt = Mapping[str, Sequence[float | None]]
-"""Of each component the means of prompts, in order."""
 OVERALL: Final = "overall"
 
 
@@ -38,14 +37,6 @@ def accuracies(
             pairs = zip(correct, tags, strict=True)
             found[f"{name}/{task}"] = [mean if tag == task else None for mean, tag in pairs]
     return found
-
-
-def kind_means(by_kind: ByPrompt) -> dict[str, float]:
-    """Return the mean over the prompts of each kind; there is one of each at least."""
-    return {
-        kind: float(np.mean([mean for mean in values if mean is not None]))
-        for kind, values in by_kind.items()
-    }
 
 
 def task_means(by_task: ByPrompt) -> dict[str, float]:

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.config.rewards.verifiers import BlipVqaConfig
-from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.rewards.attempts import PermanentError
-from digen_core.rewards.blip.phrases import attribute_scores, questions_of
+from digen_core.rewards.blip.phrases import questions_of
 from digen_core.rewards.blip.vqa import BlipVqa
-from digen_core.rewards.geneval.tasks import kind_means
 from digen_core.rewards.pixels import as_pixels
 from support.tiny_models import BLIP_WORDS, write_blip_vqa
 
@@ -106,16 +103,3 @@ def test_a_model_that_cannot_answer_is_told(folder, tmp_path):
     path = write_blip_vqa(tmp_path, bos_token_id=last)  # no token is left for questions
     with pytest.raises(ConfigError, match=f"and bos_token_id is {last}; use Salesforce/blip-vqa"):
         BlipVqa(BlipVqaConfig(path=path), CPU)
-
-
-def test_attributes_are_means_over_their_prompts():
-    kinds = ["color", "texture", "color", "spatial", None]
-    prompts = [Prompt(f"{place}", {"category": kind}) for place, kind in enumerate(kinds)]
-    rewards = {"mine": BlipVqaConfig(), "clipscore": ClipScoreConfig()}
-    by_prompt = {f"{name}/score": [1.0, 0.25, 0.5, 0.0, 0.0] for name in rewards}
-    found = attribute_scores(rewards, prompts, by_prompt)
-    assert found == {
-        "mine/color": [1.0, None, 0.5, None, None],
-        "mine/texture": [None, 0.25, None, None, None],
-    }
-    assert kind_means(found) == {"mine/color": 0.75, "mine/texture": 0.25}

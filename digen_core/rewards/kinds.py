@@ -1,0 +1,46 @@
+"""Means of rewards over the kinds of prompts that they judge in published suites."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from digen_core.config.rewards import RewardConfig
+from digen_core.data.kinds import JUDGED, kinds_of
+from digen_core.data.prompts import Prompt
+
+ByPrompt = Mapping[str, Sequence[float | None]]
+"""Of each component the means of prompts, in order."""
+
+
+def kind_scores(
+    rewards: Mapping[str, RewardConfig], prompts: Sequence[Prompt], by_prompt: ByPrompt
+) -> dict[str, list[float | None]]:
+    """Return the scores of prompts by their kinds, as far as a reward judges these in a suite.
+
+    Args:
+        rewards: of the config, by name; those of other types judge no kinds.
+        prompts: that were sampled, all as often.
+        by_prompt: what was found.
+
+    Returns:
+        For each kind that there is ``NAME/KIND``; None in the places of other prompts, and where
+        there is no score.
+    """
+    found: dict[str, list[float | None]] = {}
+    for name, reward in rewards.items():
+        for column, kinds in JUDGED.get(reward.type, {}).items():
+            known = [kinds_of(prompt.metadata, column) for prompt in prompts]
+            for kind in kinds:
+                pairs = zip(by_prompt[f"{name}/score"], known, strict=True)
+                scores = [mean if kind in own else None for mean, own in pairs]
+                if any(score is not None for score in scores):
+                    found[f"{name}/{kind}"] = scores
+    return found
+
+
+def kind_means(by_kind: ByPrompt) -> dict[str, float]:
+    """Return the mean over the prompts of each kind; there is one of each at least."""
+    return {
+        kind: float(np.mean([mean for mean in values if mean is not None]))
+        for kind, values in by_kind.items()
+    }
