@@ -419,6 +419,14 @@ SETTINGS = {
         '--rewards {ocr={text_column="text"}}',
         "'ocr' has the text_column 'text', which is not one of prompts.metadata_columns []; add",
     ),
+    "a cosine that is none": (
+        "--rewards {clipscore={counts='cos'}}",
+        "rewards.clipscore.counts: must be 'clipscore' or 'cosine' (got 'cos'; did",
+    ),
+    "a smoothing that is none": (
+        "--rewards {consistency={antialias=3}}",
+        "rewards.consistency.antialias: ",
+    ),
     "a text to compare with that rewards do not get": (
         '--rewards {clipscore={text_column="info.style"}}',
         "'clipscore' has the text_column 'info.style', which begins with none of "
