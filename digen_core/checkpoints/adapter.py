@@ -20,7 +20,8 @@ from digen_core.checkpoints.manifest import (
     last_checkpoint,
     read_manifest,
 )
-from digen_core.checkpoints.slots import BLOCKS, DIFFUSERS_NAMES, Slot, Target, slot_of
+from digen_core.checkpoints.slot_tables import DIFFUSERS_NAMES, Target
+from digen_core.checkpoints.slots import Slot, is_known, slot_of
 from digen_core.config.load import require_run
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
@@ -126,8 +127,8 @@ def _save_one(target: Target, adapter: Adapter, path: Path) -> None:
 def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float]]:
     """Return matrices and alpha by the program's name of a layer."""
     family = adapter.manifest.config.model.family
-    if family not in BLOCKS:
-        raise UserError(f"what {family}'s layers are called in {PROGRAMS[target]} is not known")
+    if not is_known(target, family):
+        raise UserError(_unknown(target, family))
     parts: dict[str, dict[Slot, Matrices]] = defaultdict(dict)
     for layer, own in adapter.layers.items():
         slot = slot_of(target, family, layer, (own.up.shape[0], own.down.shape[1]))
@@ -138,6 +139,11 @@ def _placed(target: Target, adapter: Adapter) -> dict[str, tuple[Matrices, float
         _key(target, family, slot): (_fused(found), adapter.lora.alpha * len(found))
         for slot, found in parts.items()
     }
+
+
+def _unknown(target: Target, family: str) -> str:
+    other = "--for comfyui and --for hub take" if is_known("comfyui", family) else "--for hub takes"
+    return f"no LoRA of {family} is known to load in {PROGRAMS[target]}; {other} it"
 
 
 def _unplaced(target: Target, family: str, layer: str) -> str:

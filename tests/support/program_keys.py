@@ -203,3 +203,53 @@ def comfyui_z_image(depth, refiners):
     names = {"all_x_embedder.2-1", "cap_embedder.1", "t_embedder.mlp.0", "t_embedder.mlp.2"}
     names |= {f"all_final_layer.2-1.{name}" for name in ("linear", "adaLN_modulation.1")}
     return {f"diffusion_model.{name}" for name in z_image(depth, refiners) | names}
+
+
+def hunyuan_video15(depth):
+    """Tencent-Hunyuan/HunyuanVideo-1.5, hyvideo/models: MMDoubleStreamBlock, q, k, v apart."""
+    layers = {
+        f"{stream}_{layer}"
+        for stream in ("img", "txt")
+        for layer in ("attn_proj", "mod.linear", "mlp.fc1", "mlp.fc2")
+    }
+    layers |= {f"{stream}_attn_{name}" for stream in ("img", "txt") for name in QKV}
+    return blocks("double_blocks", depth, layers)
+
+
+def kohya_hunyuan_video15(depth, refiners):
+    """musubi-tuner, networks/lora_hv_1_5.py: MMDoubleStreamBlock."""
+    return flat(hunyuan_video15(depth))
+
+
+def comfyui_hunyuan_video15(depth, refiners):
+    """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, comfy/ldm/hunyuan_video
+    with the DoubleStreamBlock of comfy/ldm/flux/layers.py and the MLPProj of comfy/ldm/wan.
+    """
+    double = {
+        f"{stream}_{layer}"
+        for stream in ("img", "txt")
+        for layer in ("attn.qkv", "attn.proj", "mod.lin", "mlp.0", "mlp.2")
+    }
+    refiner = {"self_attn.qkv", "self_attn.proj", "mlp.0", "mlp.2", "adaLN_modulation.1"}
+    names = blocks("double_blocks", depth, double)
+    names |= blocks("txt_in.individual_token_refiner.blocks", refiners, refiner)
+    in_out = ("time_in", "txt_in.t_embedder", "txt_in.c_embedder")
+    names |= {f"{name}.{end}" for name in in_out for end in IN_OUT}
+    names |= {"txt_in.input_embedder", "final_layer.linear", "final_layer.adaLN_modulation.1"}
+    names |= {f"byt5_in.fc{number}" for number in (1, 2, 3)} | {
+        "vision_in.proj.1",
+        "vision_in.proj.3",
+    }
+    return {f"diffusion_model.{name}" for name in names}
+
+
+def comfyui_ltx2(depth):
+    """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, which are the published
+    one's, comfy/ldm/lightricks: those of the video, which has no part in the audio.
+    """
+    layers = {f"attn{number}.to_{name}" for number in (1, 2) for name in (*QKV, "out.0")}
+    names = blocks("transformer_blocks", depth, layers | {"ff.net.0.proj", "ff.net.2"})
+    pairs = ("adaln_single.emb.timestep_embedder", "caption_projection")
+    names |= {f"{name}.linear_{number}" for name in pairs for number in (1, 2)}
+    names |= {"patchify_proj", "adaln_single.linear", "proj_out"}
+    return {f"diffusion_model.{name}" for name in names}

@@ -13,14 +13,16 @@ from diffusers.loaders import single_file_utils
 from diffusers.loaders.lora_conversion_utils import _convert_hunyuan_video_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from digen_core.checkpoints import slots
 from digen_core.checkpoints.adapter import Adapter, Matrices, read_adapter, save_for
 from digen_core.checkpoints.export import save_adapter, save_kept_adapter
 from digen_core.checkpoints.manifest import Manifest
+from digen_core.checkpoints.slot_tables import DIFFUSERS_NAMES
 from digen_core.checkpoints.tensors import write_checkpoint
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
+from digen_core.models.lora_targets import learning
 from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.optimizer import initial_state
 from support import program_keys
@@ -31,6 +33,12 @@ from support.tiny_policies import moved_weights
 
 RANK, ALPHA = 4, 8.0  # a strength that is lost if alpha is, and rounds nothing
 TARGETS = ("comfyui", "kohya")
+NOT_KNOWN = {  # what is said of a family that a program has not
+    ("comfyui", "sana"): "in ComfyUI; --for hub takes it",
+    ("kohya", "sana"): "in kohya's scripts; --for hub takes it",
+    ("kohya", "ltx2"): "in kohya's scripts; --for comfyui and --for hub take it",
+}
+KNOWN = [(t, f) for t in TARGETS for f in FAMILIES if (t, f) not in NOT_KNOWN]
 NOT_LOADED = {  # that kohya's programs have no LoRA for
     "flux": {"norm_out.linear", "proj_out"},
     "sd3": set(),
@@ -39,11 +47,12 @@ NOT_LOADED = {  # that kohya's programs have no LoRA for
 
 def linear_layers(policy, chosen=lambda name: True):
     """Name -> outputs and inputs of the layers that an adapter of some targets would have."""
-    return {
+    layers = {
         name: tuple(module.weight.shape)
         for name, module in policy.transformer.named_modules()
         if isinstance(module, torch.nn.Linear) and chosen(name)
     }
+    return {name: layers[name] for name in learning(layers, FAMILIES[policy.config.family].idle)}
 
 
 def is_in_block(name):
@@ -95,7 +104,7 @@ def size_of(policy):
     size = (config.num_layers,)
     if family in ("flux", "flux2", "hunyuan_video"):
         size += (config.num_single_layers,)
-    return (*size, config.num_refiner_layers) if family == "hunyuan_video" else size
+    return (*size, config.num_refiner_layers) if family.startswith("hunyuan_video") else size
 
 
 def added_by(tensors):
@@ -118,8 +127,7 @@ def added(adapter):
     }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("family", slots.BLOCKS)
+@pytest.mark.parametrize(("target", "family"), KNOWN)
 def test_every_key_is_one_that_the_program_looks_for(target, family, tiny_families, tmp_path):
     policy = load_tiny(tiny_families[family], family)
     known = getattr(program_keys, f"{target}_{family}")(*size_of(policy))
@@ -168,7 +176,55 @@ class Zeros(dict):
         return torch.zeros(6, 1)
 
 
+def published(name):
+    """A layer of HunyuanVideo 1.5 in ComfyUI as HunyuanVideo's published files call it, by the
+    renames of ComfyUI's comfy/supported_models.py.
+    """
+    for theirs, own in (
+        (r"(attn)\.(qkv|proj)", r"\1_\2"),
+        (r"_mod\.lin\b", "_mod.linear"),
+        (r"mlp\.0", "mlp.fc1"),
+        (r"mlp\.2", "mlp.fc2"),
+        (r"(time_in|t_embedder)\.in_layer", r"\1.mlp.0"),
+        (r"(time_in|t_embedder)\.out_layer", r"\1.mlp.2"),
+        (r"c_embedder\.in_layer", "c_embedder.linear_1"),
+        (r"c_embedder\.out_layer", "c_embedder.linear_2"),
+    ):
+        name = re.sub(theirs, own, name)
+    return name
+
+
+def converted_hunyuan_video15(checkpoint):
+    """What diffusers makes of a checkpoint of HunyuanVideo 1.5, from what it makes of one of
+    HunyuanVideo, and what differs as in its scripts/convert_hunyuan_video1_5_to_diffusers.py.
+
+    Queries, keys and values of kohya's are joined, as in the files that ComfyUI loads.
+    """
+    apart = sorted({name for name in checkpoint if re.search("_attn_[qkv][.]weight", name)})
+    for name in [name for name in apart if "_attn_q." in name]:
+        own = [checkpoint.pop(name.replace("_attn_q.", f"_attn_{part}.")) for part in "qkv"]
+        checkpoint[name.replace("_attn_q.", "_attn_qkv.")] = torch.cat(own)
+    only_here = {
+        **{f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)},
+        **{f"vision_in.proj.{2 * n - 1}": f"image_embedder.linear_{n}" for n in (1, 2)},
+    }
+    moved = {
+        f"{own}.weight": checkpoint.pop(f"{theirs}.weight")
+        for theirs, own in only_here.items()
+        if f"{theirs}.weight" in checkpoint
+    }
+    named = {published(name): value for name, value in checkpoint.items()}
+    made = single_file_utils.convert_hunyuan_video_transformer_to_diffusers(named)
+    begin = "time_text_embed."
+    return moved | {
+        (name.replace(begin, "time_embed.", 1) if name.startswith(begin) else name): value
+        for name, value in made.items()
+    }
+
+
 CONVERSIONS = {
+    "hunyuan_video15": converted_hunyuan_video15,
+    "ltx2": single_file_utils.convert_ltx2_transformer_to_diffusers,
     "flux2": single_file_utils.convert_flux2_transformer_checkpoint_to_diffusers,
     "sd3": single_file_utils.convert_sd3_transformer_checkpoint_to_diffusers,
     "wan": single_file_utils.convert_wan_transformer_to_diffusers,
@@ -177,7 +233,10 @@ CONVERSIONS = {
 
 @pytest.mark.parametrize(
     ("target", "family"),
-    [("comfyui", "flux2"), ("kohya", "sd3"), ("comfyui", "wan"), ("kohya", "wan")],
+    [
+        *(("comfyui", family) for family in ("flux2", "wan", "hunyuan_video15", "ltx2")),
+        *(("kohya", family) for family in ("sd3", "wan", "hunyuan_video15")),
+    ],
 )
 def test_what_is_added_is_what_a_converted_checkpoint_would_have(
     target, family, tiny_families, tmp_path
@@ -188,7 +247,7 @@ def test_what_is_added_is_what_a_converted_checkpoint_would_have(
     adapter = adapter_of(family, shapes)
     found = added_by(exported(target, adapter, tmp_path))
     if target == "kohya":
-        own = program_keys.sd3(*size_of(policy)) if family == "sd3" else program_keys.wan(2)
+        own = getattr(program_keys, family)(*size_of(policy)[: 2 if family == "sd3" else 1])
         ends = {
             *("context_embedder", "t_embedder.mlp.0", "t_embedder.mlp.2", "y_embedder.mlp.0"),
             *("y_embedder.mlp.2", "final_layer.adaLN_modulation.1", "final_layer.linear"),
@@ -280,6 +339,7 @@ READ_BY_DIFFUSERS = {
     ("kohya", "z_image"): is_in_block,
     ("comfyui", "wan"): is_in_block,
     ("kohya", "wan"): is_in_block,
+    ("comfyui", "ltx2"): lambda name: True,
     ("comfyui", "hunyuan_video"): lambda name: is_in_block(name) and not is_fused_single(name),
 }
 
@@ -308,7 +368,7 @@ def test_diffusers_reads_it_as_the_same_adapter(target, family, tiny_families, t
     (tmp_path / "theirs").mkdir()
     save_kept_adapter(adapter, tmp_path / "theirs")
     tensors = exported(target, adapter, tmp_path)
-    if target == "comfyui" and family in ("flux2", "sd3", "hunyuan_video"):
+    if target == "comfyui" and family in ("flux2", "sd3", "hunyuan_video", "ltx2"):
         save_file(without_alpha(tensors), tmp_path / "own.safetensors")
     velocities = []
     for path in (tmp_path / "theirs", tmp_path / "own.safetensors"):
@@ -383,15 +443,17 @@ def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path):
         assert not path.exists()
 
 
-def test_a_family_whose_names_are_not_known_is_refused(monkeypatch, tmp_path):
-    adapter = adapter_of("wan", {"blocks.0.attn1.to_q": (8, 8)})
-    monkeypatch.delitem(slots.BLOCKS, "wan")
-    with pytest.raises(UserError, match="what wan's layers are called in ComfyUI is not known"):
-        save_for("comfyui", adapter, tmp_path / "x")
+@pytest.mark.parametrize(("target", "family"), NOT_KNOWN)
+def test_a_family_that_a_program_has_not_is_refused_in_one_line(target, family, tmp_path):
+    adapter = adapter_of(family, {"transformer_blocks.0.attn1.to_q": (8, 8)})
+    said = f"no LoRA of {family} is known to load {NOT_KNOWN[target, family]}"
+    with pytest.raises(UserError, match=f"^{said}$"):
+        save_for(target, adapter, tmp_path / "x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_diffusers_names_are_left_as_they_are(tmp_path):
-    for family in slots.DIFFUSERS_NAMES:
+    for family in DIFFUSERS_NAMES:
         adapter = adapter_of(family, {"transformer_blocks.7.attn.to_out.0": (8, 8)})
         keys = keys_of(exported("comfyui", adapter, tmp_path))
         assert keys == {"transformer.transformer_blocks.7.attn.to_out.0"}
