@@ -98,16 +98,22 @@ def prepared_hunyuan_15(
     }
 
 
-def load_adapters(pipeline: Any, folder: Path) -> None:
-    """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says."""
+def load_adapters(pipeline: Any, folder: Path, **named: str) -> None:
+    """Load what `save_adapter` wrote into a stock pipeline, as docs/models.md says.
+
+    Args:
+        pipeline: a stock one.
+        folder: that was written to.
+        named: ``adapter_name``, if it is not the only one.
+    """
     if not hasattr(pipeline, "load_lora_weights"):
         name = "pytorch_lora_weights.safetensors"
-        pipeline.transformer.load_lora_adapter(folder, weight_name=name)
+        pipeline.transformer.load_lora_adapter(folder, weight_name=name, **named)
         return
-    pipeline.load_lora_weights(folder)
+    pipeline.load_lora_weights(folder, **named)
     if (folder / "transformer_2.safetensors").is_file():
         low = {"weight_name": "transformer_2.safetensors", "load_into_transformer_2": True}
-        pipeline.load_lora_weights(folder, **low)
+        pipeline.load_lora_weights(folder, **low, **named)
 
 
 def saved_transformers(pipeline: Any, folder: Path) -> dict[str, Path]:
