@@ -24,6 +24,7 @@ from deployments.bench.runs import prompt_rewards
 from deployments.levels import TARGET, Proof, digest_of, proof_file
 from deployments.views.terminal import terminal
 from digen_core.algorithms.awm import Awm
+from digen_core.algorithms.policy_gradient import FirstSteps
 from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
@@ -43,7 +44,7 @@ KEPT_REWARDS: Final = ("motion", "jpeg_compressibility", "jpeg_incompressibility
 STAND_IN: Final = "warmth"
 
 GROUP: Final = 6  # of 4 x 6 samples each of 1, 2, 3 or 4 updates has as many
-NUM_STEPS: Final = 6  # the longest window and tail fit
+NUM_STEPS: Final = 6  # most windows and tails fit
 SMALLER: Final = {
     "model.dtype": "float32",
     "model.device": "cpu",
@@ -86,6 +87,8 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
     steps = min(config.rollout.num_steps, NUM_STEPS)
     if isinstance(config.algorithm, Awm):
         steps = max(steps, config.algorithm.num_levels + 2)  # to draw them from
+    if isinstance(config.algorithm, FirstSteps) and config.algorithm.window:
+        steps = max(steps, config.algorithm.window[2] + 1)  # cps needs one without noise
     changes["rollout.num_steps"] = changes["evaluation.num_steps"] = steps
     changes["model.num_frames"] = min(config.model.num_frames, 5)
     if config.algorithm.best_of:
