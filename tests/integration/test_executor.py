@@ -59,7 +59,7 @@ class Driver:
         self.run = run
         self.executor = Executor(run)
         self.open(index)
-        self.fragment = p.Fragment(index, 0, 0, 0, 4)
+        self.fragment = p.Fragment(index, 0, 0, 0, 4, num_steps=NUM_STEPS)
 
     def open(self, index):
         from flows.runtime.iterations.iteration import round_of

@@ -46,7 +46,7 @@ class Device:
     def segment(self, group=0, index=0, first=0, count=SIZE):
         segment, _ = call(
             denoise_steps,
-            fragment=Fragment(0, group, index, first, count),
+            fragment=Fragment(0, group, index, first, count, num_steps=3),
             steps=range(3),
             noisy_steps=(0, 1),
             version=0,
