@@ -29,7 +29,7 @@ from digen_core.transport.arrays import Arrays, to_tensors
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import MeasuredCosts
-from tasks.setup import load_engine
+from tasks.setup import load_engine, require_precision
 from tasks.worker.engine import Engine, engine_of, working
 
 ROLES = ("rollout", "trainer")
@@ -61,8 +61,9 @@ def measure_alone(config: RunConfig, prompt: Prompt) -> Measured:
     """Load the model on a worker of no run yet, and measure the work of both roles.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model cannot be loaded, or this machine has not its rollouts' precision.
     """
+    require_precision(config)
     engine = load_engine("measure", config, "measure", ROLES)
     return _measured(engine, encoded(engine.policy, [prompt]), ROLES)
 
@@ -226,7 +227,8 @@ class _Work:
         x = self._latents(num_samples)[own]
         sigma = torch.full((len(x),), 0.5, device=self._policy.device)
         condition = self._policy.without_padding(self._rows(len(x)))
-        float(self._policy.velocity(x, sigma, condition).sum())
+        with self._policy.sampling():
+            float(self._policy.velocity(x, sigma, condition).sum())
 
     def encode(self, num_samples: int) -> None:
         """Encode the images that are a fragment's samples."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.models.pipeline.float8 import require_float8
+from digen_core.models.policy import resolve_device
 from digen_core.preflight.model import explain_load_error
 from digen_core.training.optimizer import TrainState
 from tasks.body import body
@@ -19,10 +21,26 @@ from tasks.worker.span import span_on_receipt
 def load_model(
     run_id: str, label: str, config: RunConfig, device: str, roles: list[str]
 ) -> tuple[None, Nothing]:
-    """Load the parts of the model that the worker needs for its roles."""
+    """Load the parts of the model that the worker needs for its roles.
+
+    Raises:
+        UserError: it cannot be loaded, or the device cannot generate in the run's precision.
+    """
     with span_on_receipt(device):
+        if "rollout" in roles:
+            require_precision(config)
         load_engine(run_id, config, device, roles)
     return None, Nothing()
+
+
+def require_precision(config: RunConfig) -> None:
+    """Check that this worker's device computes in the precision of a run's rollouts.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if config.rollout.precision == "float8":
+        require_float8(resolve_device(config.model.device))
 
 
 def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[str]) -> Engine:

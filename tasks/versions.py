@@ -84,7 +84,8 @@ def _metrics_of(
     total: UpdateGradient, made: TrainState, config: RunConfig, learning_rate: float
 ) -> dict[str, float]:
     """Return what an update measured."""
-    sums, count, error = total.metrics, total.metrics.num_pairs, total.metrics.replay_error
+    sums, count = total.metrics, total.metrics.num_pairs
+    error, mean_error = sums.replay_error, sums.mean_replay_error
     cosine, stale = sums.agreement.cosine, sums.num_stale
     return {
         "train/loss": sums.loss / count,
@@ -96,6 +97,7 @@ def _metrics_of(
         **({"train/kl": sums.kl / count} if config.algorithm.kl_coefficient else {}),
         **({"train/stale_clip_fraction": sums.stale_clipped / stale} if stale else {}),
         **({} if error is None else {"train/replay_error": error}),
+        **({} if mean_error is None else {"train/mean_replay_error": mean_error}),
         **({} if cosine is None else {"train/gradient_cosine": cosine}),
         **{f"device/{name}/replay_error": value for name, value in sums.replay_errors.items()},
     }

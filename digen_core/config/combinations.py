@@ -123,6 +123,23 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
     _check_rounding(algorithm, model)
 
 
+def check_precision(rollout: RolloutConfig, algorithm: Algorithm, prompts: PromptsConfig) -> None:
+    """Refuse rollouts of another precision that nothing accounts for, or that there are none of."""
+    if rollout.precision == "model":
+        return
+    if prompts.sample_columns:
+        raise ValueError(
+            f"rollout.precision is {rollout.precision!r}, but samples come from files "
+            "(prompts.sample_columns), so that none is generated; use 'model'."
+        )
+    if not (algorithm.trains_clean or algorithm.compares_with_start):
+        raise ValueError(
+            f"rollout.precision is {rollout.precision!r}, so that log-probs of samples are not "
+            "those of the trained model, but algorithm.correction is 'none', which takes ratios "
+            "to them; use 'recompute', for ratios to log-probs of the trainer's own, or 'truncate'."
+        )
+
+
 def _check_rounding(algorithm: Algorithm, model: ModelConfig) -> None:
     """Refuse clip ranges that the rounding of compiled half precision leaves."""
     bound = algorithm.rounding_bound

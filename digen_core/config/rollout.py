@@ -69,6 +69,12 @@ class RolloutConfig(Strict):
     """Precision that trajectories travel and are kept in. Latents are rounded to it before their
     log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
 
+    precision: Literal["model", "float8"] = "model"
+    """What the linear layers of the transformer's blocks compute in while samples are generated:
+    model.dtype, or 8 bits (scaled by rows of weights, and by tokens), for GPUs from Ada and Hopper
+    on. Training, evaluations and the reference policy keep model.dtype, so log-probs of samples are
+    not those of the trainer: it takes an algorithm.correction. See docs/models.md."""
+
     fragment_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Samples of one group denoised together in one batch, a divisor of group_size. auto: the
     largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples

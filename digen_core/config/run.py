@@ -233,13 +233,15 @@ class RunConfig(Strict):
     def velocities_with(self, *, references: bool) -> float:
         """Return the forward passes of a denoising step, on average.
 
-        In trained steps a KL that is taken off the reward asks the reference policy, too; a margin
-        asks both policies once more. Samples that come from files take none beside that.
+        In trained steps a KL that is taken off the reward asks the reference policy, too, and if
+        samples are generated in another precision the policy in its own; a margin asks both
+        policies once more. Samples that come from files take none beside that.
 
         Args:
             references: whether what training compares with is asked there, too.
         """
-        asked = 2 if self.algorithm.needs_margins else int(bool(self.kl_reward) or references)
+        of_kl = 1 + (self.rollout.precision != "model") if self.kl_reward else int(references)
+        asked = 2 if self.algorithm.needs_margins else of_kl
         own = 0 if self.prompts.sample_columns else 1
         return own + asked * self.num_trained_steps / self.rollout.num_steps
 
@@ -333,6 +335,7 @@ class RunConfig(Strict):
         combinations.check_work(self.rollout)
         combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
+        combinations.check_precision(self.rollout, self.algorithm, self.prompts)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
         combinations.check_own_steps(self.prompts, self.algorithm)
         combinations.check_schedule(self.algorithm, self.schedule)

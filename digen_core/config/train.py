@@ -95,7 +95,8 @@ class TrainConfig(Strict):
 
     max_replay_error: float | None = Field(None, gt=0)
     """Largest |log-ratio| of a pair that the trained version itself sampled: there it is numerical
-    noise. More ends the run. Null: 1e-5, or 1e-2 for models in half precision."""
+    noise. More ends the run. Null: 1e-5, or 1e-2 for models in half precision, or 5e-2 where
+    rollout.precision is another than the model's."""
 
     min_gradient_cosine: float = Field(0.98, ge=-1, le=1)
     """Least cosine between the gradients of a trainer's first pack with model.cuts and without.

@@ -16,6 +16,7 @@ from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
+from digen_core.models.pipeline.float8 import float8_linears
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
 from digen_core.models.trainable import make_trainable, trained_of_whole
@@ -63,17 +64,18 @@ def build_trainable(config: RunConfig, folder: Path) -> PipelinePolicy:
 
 
 def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> None:
-    """Choose the attention, attach what is trained, code cuts, compile, and share with a gang.
+    """Choose attention and precision, attach what is trained, code cuts, compile, join a gang.
 
     It is compiled if the config says so, and shared as it says; sharing is collective. Of a gang
     with stages the policy has its own blocks already.
 
     Raises:
-        ConfigError: there is no such attention here, a LoRA target is no layer of the model, a cut
-            not between its blocks, there is no compiler, or the gang cannot deal the tokens of the
-            config's samples.
+        ConfigError: there is no such attention here, no layer for the precision of rollouts, a LoRA
+            target is no layer of the model, a cut not between its blocks, there is no compiler, or
+            the gang cannot deal the tokens of the config's samples.
     """
     set_attention(policy, config.model)
+    policy.float8 = float8_linears(policy, config)  # before adapters are put around them
     if gang.stages > 1:
         policy.whole = trained_of_whole(policy, config.train.lora)
     make_trainable(

@@ -103,6 +103,10 @@ class Policy(Protocol):
         """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``."""
         ...
 
+    def sampling(self) -> AbstractContextManager[None]:
+        """Run the body in the precision of rollouts; it computes no gradients."""
+        ...
+
     def decode(self, x: Tensor) -> Tensor:
         """Map clean latents [B, ...] to images [B, 3, H, W] in [0, 1], float32.
 

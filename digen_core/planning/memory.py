@@ -34,6 +34,7 @@ class Memory:
     step_copies: int  # beside them while it steps
     offload: frozenset[str]  # parts that are on the device only while they work
     num_shares: int = 1  # of a gang, in which samples and pairs are dealt
+    low_precision: int = 0  # of devices that generate: the blocks' layers, in float8 beside weights
     most_decoded: int | None = None  # samples of a fragment; None: all of them
 
     @property
@@ -44,7 +45,7 @@ class Memory:
 
     def rollout(self, fragment_size: int) -> int:
         """Return the bytes of a device that generates fragments of so many samples."""
-        transformer = self.weights + self.adapters
+        transformer = self.weights + self.low_precision + self.adapters
         encode = self.text_encoders if "text_encoders" in self.offload else 0
         encode += 0 if "transformer" in self.offload else transformer
         decoded = min(fragment_size, self.most_decoded or fragment_size)
@@ -60,7 +61,8 @@ class Memory:
     def both(self, fragment_size: int, pack_size: int) -> int:
         """Return the bytes of a device that does either, one after the other."""
         generates = self.rollout(fragment_size) + self.gradient_sum
-        return max(generates, self.trainer(pack_size) + self._resident)
+        trains = self.trainer(pack_size) + self.low_precision + self._resident
+        return max(generates, trains)
 
     def _dealt(self, count: int) -> int:
         """Return the most samples or pairs of a share."""

@@ -25,6 +25,7 @@ from digen_core.models.equal_blocks import with_few_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import prepare, shard_weights
+from digen_core.models.pipeline.float8 import refresh
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import (
     trainable_parameters,
@@ -73,6 +74,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
     found = _Peaks(policy, config, gang, computes)
     trained = [held(parameter) for parameter in trainable_parameters(policy).values()]
     weights = sum(_bytes_of(*transformer.parameters()) for transformer in policy.transformers)
+    low_precision = sum(layer.low_bytes for layer in policy.float8)
     has_lora = config.train.lora is not None
     # beside the newest: older ones on which groups began, and the one that generates meanwhile
     others = config.schedule.num_older + (config.train.updates_per_iteration > 1)
@@ -99,6 +101,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
         step_copies=count * _MASTER * numbers,  # the next state
         offload=frozenset(config.model.offload),
         num_shares=gang.num_shares,
+        low_precision=low_precision,
         most_decoded=None if config.is_decoded else SHOWN_SAMPLES,
     )
 
@@ -133,6 +136,7 @@ class _Peaks:
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
         self._join(config, gang)
+        self._fake.change(lambda: refresh(policy.float8))  # it is held, no part of a peak
         shares = gang.num_shares
         self.step = self._line(self._step, ceil(config.fragment_size / shares))
         most = config.fragment_size if config.is_decoded else SHOWN_SAMPLES
@@ -168,7 +172,8 @@ class _Peaks:
 
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
-        self._velocity(num_samples)
+        with self._policy.sampling():
+            self._velocity(num_samples)
 
     @torch.no_grad()
     def _decode(self, num_samples: int) -> None:

@@ -83,7 +83,8 @@ def sample_group(
     predicted: torch.Tensor | None = None
     for step in range(num_steps):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
-        velocity = policy.velocity(x, here, condition)
+        with policy.sampling():
+            velocity = policy.velocity(x, here, condition)
         before, predicted = predicted, predicted_clean(x, velocity, here)
         mean, std = TRANSITIONS[rollout.transition](
             x,
@@ -108,15 +109,21 @@ def sample_group(
 
 
 def step_kl(config: RunConfig, group: Group) -> np.ndarray:
-    """Return how far the transitions that were sampled are from the base model's, [G, K]."""
+    """Return how far transitions at sampled latents are from the base model's, [G, K].
+
+    They are the policy's in its own precision: of those that were sampled with the same numbers.
+    """
     assert config.algorithm.reward_kl is not None
     _, scaling = config.algorithm.reward_kl
     columns = []
     for step in group.trained:
+        mean = group.means[step]
+        if config.rollout.precision != "model":
+            mean = _transition(config, group, step).mean
         with reference_weights(group.policy):
             base = _transition(config, group, step)
         size = group.sigmas[step] - group.sigmas[step + 1]
-        columns.append(scaled_kl(group.means[step], base.mean, base.std, size, scaling=scaling))
+        columns.append(scaled_kl(mean, base.mean, base.std, size, scaling=scaling))
     found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
     return found
 

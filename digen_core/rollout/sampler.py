@@ -158,12 +158,15 @@ def denoise(
             noise_level=noise_level,
             sigma_max=float(sigmas[1]),
         )
-        velocity = policy.velocity(x, sigma, rows)
+        with policy.sampling():
+            velocity = policy.velocity(x, sigma, rows)
         transition, predicted = lead(velocity=velocity), predicted_clean(x, velocity, sigma)
         kl = base = None
         if reference is not None and step in reference.rows:
             base = reference.velocity(policy, step, x, sigma, rows)
-            kl = reference.divergence(transition, lead(velocity=base), sigmas[step : step + 2])
+            is_own = config.precision == "model" or reference.scaling is None
+            own = transition if is_own else lead(velocity=policy.velocity(x, sigma, rows))
+            kl = reference.divergence(own, lead(velocity=base), sigmas[step : step + 2])
         x_next, logprob = transition.mean, None
         if noise_level:
             noise = noise_of(

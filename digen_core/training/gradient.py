@@ -25,6 +25,7 @@ from digen_core.models.trainable import reference_weights
 from digen_core.training.pairs import CleanPairs, Pairs
 
 _REPLAY_ERRORS = {"float64": 1e-5, "float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
+_REPLAY_ERROR_OF_FLOAT8 = 5e-2  # 3e-4 to 7e-3 by step, of the model of the job shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,9 @@ class PackMetrics:
     replay_errors: Mapping[str, float] = field(default_factory=dict)
     """The same, of pairs that the trained version sampled itself, by the device that did."""
 
+    num_own: int = 0  # those pairs
+    own_log_ratios: float = 0.0  # |log ratio| of them
+
     agreement: Agreement = Agreement()
     """Of the gradients of first packs, with coded cuts and without."""
 
@@ -74,6 +78,11 @@ class PackMetrics:
     def replay_error(self) -> float | None:
         """The largest of all devices; None if the trained version sampled no pair."""
         return float(np.max(list(self.replay_errors.values()))) if self.replay_errors else None
+
+    @property
+    def mean_replay_error(self) -> float | None:
+        """The mean over those pairs; None if there are none."""
+        return self.own_log_ratios / self.num_own if self.num_own else None
 
 
 def pack_loss(
@@ -140,6 +149,8 @@ def _replay_loss(
         approx_kl=float(found.approx_kl) * len(log_ratio),
         max_log_ratio=largest,
         replay_errors=_replay_errors(log_ratio, pairs),
+        num_own=int(pairs.is_own.sum()),
+        own_log_ratios=float(log_ratio[pairs.is_own].sum()),
     )
 
 
@@ -238,7 +249,9 @@ def _reference_velocity(policy: Policy, pairs: Pairs | CleanPairs) -> Tensor:
 
 
 def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:
-    bound = config.train.max_replay_error or _REPLAY_ERRORS[config.model.dtype]
+    is_low = config.rollout.precision == "float8"
+    usual = _REPLAY_ERROR_OF_FLOAT8 if is_low else _REPLAY_ERRORS[config.model.dtype]
+    bound = config.train.max_replay_error or usual
     for device, error in errors.items():
         if not error <= bound:
             raise FloatingPointError(
@@ -263,6 +276,8 @@ def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:
         approx_kl=left.approx_kl + right.approx_kl,
         max_log_ratio=float(np.max([left.max_log_ratio, right.max_log_ratio])),
         replay_errors=_largest(errors),
+        num_own=left.num_own + right.num_own,
+        own_log_ratios=left.own_log_ratios + right.own_log_ratios,
         agreement=left.agreement + right.agreement,
         nonfinite=left.nonfinite or right.nonfinite,
     )

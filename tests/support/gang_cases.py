@@ -50,6 +50,7 @@ class Case:
     stage_blocks: tuple[int, ...] = ()
     cuts: tuple[dict[str, Any], ...] = ()  # that are coded
     edits: int = 0  # of so many source images
+    precision: str = "model"  # of rollouts
     packs: int = 1  # whose gradients are added up; each is the same
 
     @property
@@ -78,8 +79,13 @@ class Case:
                 },
                 "prompts": EDITED if self.edits else {},
                 "train": {"lora": lora, "gradient_checkpointing": self.checkpointing},
-                "algorithm": {"clip_range": 0.03, "kl_coefficient": 0.1},
+                "algorithm": {
+                    "clip_range": 0.03,
+                    "kl_coefficient": 0.1,
+                    "correction": "none" if self.precision == "model" else "recompute",
+                },
                 "rollout": {
+                    "precision": self.precision,
                     "prompts_per_iteration": 2,
                     "group_size": 4,
                     "num_steps": 4,

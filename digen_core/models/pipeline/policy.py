@@ -10,7 +10,7 @@ Axes: B samples, C channels, F frames, H height, W width.
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -33,6 +33,7 @@ from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import on_device
 from digen_core.models.pipeline.conditions import rows_of
 from digen_core.models.pipeline.family import FamilyPipeline
+from digen_core.models.pipeline.float8 import Float8Linear, computing_in_float8
 from digen_core.models.pipeline.guidance import GuidedVelocities
 from digen_core.models.policy import Condition, Part, resolve_device
 from digen_core.models.schedules import shifted_sigmas
@@ -56,6 +57,7 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         self.stage: Stage | None = None  # where blocks are held by several members
         self.whole: Mapping[str, Tensor] | None = None
         self.cuts = CodedCuts(config.cuts)
+        self.float8: tuple[Float8Linear, ...] = ()  # layers that generate in float8
         if config.vae_tiling:
             pipeline.vae.enable_tiling()
         if config.vae_slicing:
@@ -190,6 +192,10 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
                 "to 0; use more steps, a flow-matching scheduler, or model.shift"
             )
         return sigmas
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Run the body in the precision of rollouts; it computes no gradients."""
+        return computing_in_float8(self.float8)
 
     def predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""

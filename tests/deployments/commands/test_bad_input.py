@@ -118,6 +118,16 @@ SETTINGS = {
         "--algorithm.type flow_dppo --rollout.storage float16",
         "rollout.storage is float16, but algorithm.type flow_dppo takes the noise back out",
     ),
+    "rollouts in float8 without a correction": (
+        "--rollout.precision float8",
+        "rollout.precision is 'float8', so that log-probs of samples are not those of the trained "
+        "model, but algorithm.correction is 'none', which takes ratios to them; use 'recompute'",
+    ),
+    "samples from files in float8": (
+        "--prompts.sample_columns ['a','b'] --algorithm.type dpo --rollout.group_size 2 "
+        "--rollout.precision float8",
+        "rollout.precision is 'float8', but samples come from files (prompts.sample_columns), so",
+    ),
     "correction bounds that take the run's own samples out": (
         "--algorithm.correction reject --algorithm.correction_bounds [1.5,2]",
         "w is 1 for what the trained version sampled",

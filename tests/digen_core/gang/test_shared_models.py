@@ -149,6 +149,9 @@ def test_members_sample_what_one_device_samples(tiny_families, tmp_path, familie
         Case("wan-ti2v", tokens=2, num_rows=2),
         Case("wan-a14b", tokens=2, num_rows=2),
         Case("wan-a14b", lora=False, shard=True, num_rows=1),
+        Case("flux", tokens=2, num_rows=2, precision="float8"),
+        Case("sd3", shard=True, num_rows=3, precision="float8"),
+        Case("flux", lora=False, shard=True, num_rows=2, precision="float8"),
         Case("wan", lora=False, shard=True, num_rows=1),  # one of two shares has no sample
     ]
     members = run_gang(2, tmp_path, samples, tiny_families, cases)

@@ -160,6 +160,10 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
 @pytest.mark.parametrize("models", [OFTEN, pytest.param(MODELS, marks=pytest.mark.families)])
 def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path, models):
     cases = [Case(model, stages=2, num_rows=3) for model in models]
+    cases += [
+        Case("flux", stages=2, num_rows=3, precision="float8"),
+        Case("sd3", lora=False, stages=2, num_rows=3, precision="float8"),
+    ]
     members = run_gang(2, tmp_path, samples, tiny_families, cases)
     for case, found in zip(cases, zip(*members, strict=True), strict=True):
         latents, logprobs = found[0].expected

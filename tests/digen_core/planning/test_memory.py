@@ -17,6 +17,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.data.prompts import Prompt
 from digen_core.models.equal_blocks import with_few_blocks
+from digen_core.models.loading import prepare
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning import memory_count
 from digen_core.planning.allocations import FakeModules
@@ -167,6 +168,49 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
         assert found.step(count) == pytest.approx(step, rel=0.1)
         gradient = allocated(pack, count, condition) + beside
         assert found.pack(count) == pytest.approx(gradient, rel=0.1)
+
+
+LOW = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}
+
+
+@pytest.mark.parametrize(("family", "lora"), [("flux", LORA), ("wan", None)])
+def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
+    tiny_families, family, lora, monkeypatch
+):
+    """And four of each row, on devices that generate; peaks are those of the real passes.
+
+    Those are of products that make their result and no more, as a GPU's are: a CPU's copy.
+    """
+    train = {"lora": lora}
+    folder = Path(tiny_families[family])
+    plain, found = (memory_of(config_of(family, train=train, **own), folder) for own in ({}, LOW))
+    policy = load_tiny(folder, family, height=64, width=64)
+    prepare(policy, config_of(family, train=train, **LOW))
+    weights = [layer.weight for layer in policy.float8]
+    assert found.low_precision == sum(w.numel() + 4 * len(w) for w in weights)
+    assert plain.low_precision == 0
+    assert replace(found, low_precision=0, step=plain.step) == plain
+
+    def product(left, right, *scales, output_dtype):
+        return torch.zeros(len(left), right.shape[1], dtype=output_dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", product)
+
+    @torch.no_grad()
+    def step(count, condition):
+        with policy.sampling():
+            x = torch.randn(count, *policy.latent_shape)
+            policy.velocity(x, 0.8 * torch.rand(count), condition)
+
+    for count in (1, 6):
+        condition = encoded(policy, [Prompt("a red circle")] * count)
+        beside = sum(value.nbytes for value in condition.values())
+        step(count, condition)  # which makes what is held
+        assert found.step(count) == pytest.approx(
+            allocated(step, count, condition) + beside, rel=0.1
+        )
+    held = sum(own.nbytes for layer in policy.float8 for own in layer.buffers())
+    assert held == found.low_precision
 
 
 @pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
@@ -386,6 +430,11 @@ def test_devices_by_hand():
     assert aside.rollout(1) == resident + 3 * GB  # a sample decoded: the encoders are not there
     assert replace(aside, text_encoders=40 * GB).rollout(1) == CONTEXT_BYTES + 40 * GB
     assert waiting.both(1, 2) == resident + 2 * GB + 10 * GB
+    low = replace(MEMORY, low_precision=12 * GB)
+    assert low.rollout(3) == MEMORY.rollout(3) + 12 * GB
+    assert low.both(1, 2) == MEMORY.both(1, 2) + 12 * GB
+    assert low.trainer(2) == MEMORY.trainer(2)
+    assert replace(aside, low_precision=12 * GB).rollout(1) == aside.rollout(1) + 12 * GB
 
 
 @pytest.mark.parametrize(

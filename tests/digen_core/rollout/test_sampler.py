@@ -1,5 +1,6 @@
 """Denoising: the same trajectory however it is cut, and noise that is named, not drawn in order."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,15 +10,17 @@ import torch
 from hypothesis import given, settings
 
 from digen_core.config.rollout import RolloutConfig
+from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.maths.dpm_solver import second_order_step
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
+from digen_core.models.loading import prepare
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE, NOISE, noise_of
-from support.tiny_policies import load_trainable, moved_weights
+from support.tiny_policies import load, load_trainable, moved_weights
 
 CONFIG = RolloutConfig(num_steps=4)
 GROUP = (2, 1)
@@ -119,6 +122,34 @@ def test_velocities_of_the_reference_policy_are_kept_for_training(policy):
         expected = policy.velocity(steps[2].x, sigma, rows)
     assert torch.equal(steps[2].references[2], expected)
     assert not any(step.references for step in run(policy, reference=replace(kept, kept=False)))
+
+
+def test_the_divergence_is_that_of_the_models_own_precision(tiny_flux):
+    """Of the same latents it is what the policy without float8 has."""
+    tree = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}
+    config, low = RunConfig.model_validate(tree), load(tiny_flux)
+    prepare(low, config)
+    weights = moved_weights(low)
+    set_weights(low, weights)
+    found = run(
+        low, reference=ReferenceUse(dict.fromkeys((0, 2), range(4)), "gaussian"), precision="float8"
+    )
+    for step in found:
+        assert (step.kl is not None) == (step.step in (0, 2))
+    for number in (0, 2):
+        step, (sigma, after) = found[number], low.sigmas(CONFIG.num_steps)[number : number + 2]
+        rows = {n: v.expand(4, *v.shape[1:]) for n, v in low.encode(["a red circle"]).items()}
+        here, there, means = sigma.expand(4), after.expand(4), []
+        with torch.no_grad():
+            for own in (nullcontext(), reference_weights(low)):
+                with own:
+                    velocity = low.velocity(step.x, here, rows)
+                settings = {"noise_level": 0.7, "sigma_max": float(low.sigmas(4)[1])}
+                means.append(TRANSITIONS["flow_sde"](step.x, velocity, here, there, **settings))
+        (mean, std), (base, _) = means
+        expected = ((mean - base) ** 2 / (2 * std**2)).flatten(1).mean(1)
+        torch.testing.assert_close(step.kl, expected, rtol=1e-9, atol=0)
+        assert not torch.equal(step.logprob, LOGPROBS["flow_sde"](step.x_next, means[0]))
 
 
 # --- how the work is cut ----------------------------------------------------------------------

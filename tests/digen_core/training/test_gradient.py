@@ -507,6 +507,25 @@ def test_replay_that_differs_from_the_rollout_is_an_error(policy, segment):
     assert metrics.replay_error is None
 
 
+def test_samples_in_float8_may_differ_by_more(policy, segment):
+    """Up to 0.05, unless the config says otherwise; what is trained does not depend on them."""
+    pairs = all_pairs(policy, segment)
+    moved = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 0.04)
+    rollout = {**ROLLOUT.model_dump(), "precision": "float8"}
+    tree = {"rollout": rollout, "algorithm": {"correction": "recompute"}}
+    config = RunConfig.model_validate(tree)
+    found = pack_gradient(policy, moved, config)
+    assert found.metrics.replay_error == pytest.approx(0.04, rel=1e-3)
+    own = pack_gradient(policy, pairs, config).gradient
+    assert all(torch.equal(value, own[name]) for name, value in found.gradient.items())
+    further = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 0.06)
+    with pytest.raises(FloatingPointError, match=r"differ by up to 0\.06, more than .* \(0\.05\)"):
+        pack_gradient(policy, further, config)
+    config = RunConfig.model_validate({**tree, "train": {"max_replay_error": 0.01}})
+    with pytest.raises(FloatingPointError, match=r"by up to 0\.04, more than .* \(0\.01\)"):
+        pack_gradient(policy, moved, config)
+
+
 def test_clipped_pairs_that_are_stale_are_counted_apart(policy, segment):
     """Of 8 pairs the odd ones are stale, and the first three have left the range of 1e-4."""
     pairs = all_pairs(policy, segment)
@@ -546,6 +565,13 @@ def test_replay_errors_are_those_of_the_device_that_sampled(policy, segment):
     both = add_metrics(*found)
     assert both.replay_errors == pytest.approx({"a": 0.0, "b": float(off.max())}, abs=1e-12)
     assert both.replay_error == both.replay_errors["b"]
+    assert both.mean_replay_error == pytest.approx(float(off.mean()), abs=1e-12)
+    none = torch.zeros(NUM_PAIRS, dtype=torch.bool)
+    stale = pack_gradient(policy, replace(pairs, is_own=none, is_stale=~none), config).metrics
+    assert (stale.replay_error, stale.mean_replay_error) == (None, None)
+    half = replace(pairs, is_own=torch.arange(NUM_PAIRS) % 2 == 1)
+    found_half = pack_gradient(policy, half, config).metrics.mean_replay_error
+    assert found_half == pytest.approx(2 * float(off.mean()), abs=1e-12)
     worse = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 10 * off.double())
     with pytest.raises(FloatingPointError, match=r"sampled them by b, log-probs differ by up to"):
         pack_gradient(policy, worse, config)
