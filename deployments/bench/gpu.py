@@ -1,16 +1,17 @@
 """The settings with which a GPU computes fastest: the mission's models at their recipes' sizes.
 
-The kernels of attention are tried first, then compilation with the best of them: each setting that
-is tried takes a model of its own, and to try all pairs would take a card for hours.
+The kernels of attention are tried first, then compilation with the best of them, and rollouts in
+float8 with the best of all: each setting that is tried takes a model of its own, and to try all
+pairs would take a card for hours.
 """
 
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Final, get_args
+from typing import Any, Final, Self, get_args
 
 import torch
 
@@ -19,11 +20,13 @@ from deployments.shipped import find_config
 from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.model import Attention, ModelConfig
+from digen_core.config.rollout import Precision
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.model_settings import settings_folder
 from digen_core.trace.peaks import peak_of
 from tasks.measure import Work
+from tasks.setup import require_precision
 
 JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
     "FLUX.1 12B, LoRA": ("flow_grpo_flux_fast", {}),
@@ -44,7 +47,9 @@ JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
 """Name -> a shipped recipe, and what is changed: FlowGRPO's Wan is the small one, of 33 frames."""
 
 COMPILED: Final[tuple[Any, ...]] = (True, "max-autotune-no-cudagraphs")
-HEADINGS: Final = ("model", "attention", "compile", "work", "items", "ms", "TFLOP/s", "of the peak")
+HEADINGS: Final = (
+    *("model", "attention", "compile", "rollout", "work", "items", "ms", "TFLOP/s", "of the peak"),
+)
 _STEP_OF_SIZES: Final = 4  # from one batch size to the next
 
 
@@ -54,6 +59,7 @@ class Setting:
 
     attention: Attention
     compile: Any  # as model.compile
+    precision: Precision = "model"  # as rollout.precision
 
     def __str__(self) -> str:
         return f"attention {self.attention}, compile {str(self.compile).lower()}"
@@ -62,7 +68,13 @@ class Setting:
         """Return a config with this setting."""
         changes = {"attention": self.attention, "compile": self.compile}
         model = ModelConfig.model_validate({**config.model.model_dump(), **changes})
-        return config.model_copy(update={"model": model})
+        rollout = config.rollout.model_copy(update={"precision": self.precision})
+        return config.model_copy(update={"model": model, "rollout": rollout})
+
+    @classmethod
+    def in_config(cls, config: RunConfig) -> Self:
+        """Return the setting that a config has."""
+        return cls(config.model.attention, config.model.compile, config.rollout.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,7 @@ def main(
     peak = peak or peak_of_device(torch.device(device))
     end = monotonic() + 60 * minutes
     _say(_line(HEADINGS))
-    _say(_line(["---"] * 4 + ["--:"] * 4))
+    _say(_line(["---"] * 5 + ["--:"] * 4))
     best = dict[str, Found | None]()
     for place, (name, config) in enumerate(jobs.items()):
         own_end = monotonic() + (end - monotonic()) / (len(jobs) - place)
@@ -148,6 +160,8 @@ def peak_of_device(device: torch.device) -> float:
 def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Found | None:
     """Return the setting of which a sample takes the least time, of those that work.
 
+    Rollouts in float8 are measured with it, and not chosen: their samples are others.
+
     Args:
         config: of the run.
         tried: measures a config; None: it does not work, or there is no time left.
@@ -165,7 +179,9 @@ def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Fou
         return None
     compiled = best_of(Setting(plain.setting.attention, mode) for mode in COMPILED)
     both = [one for one in (plain, compiled) if one is not None]
-    return min(both, key=lambda one: one.sample_seconds(config))
+    best = min(both, key=lambda one: one.sample_seconds(config))
+    tried(replace(best.setting, precision="float8").of(config))
+    return best
 
 
 def try_setting(
@@ -181,7 +197,7 @@ def try_setting(
         peak: of the device, 10^12 FLOP a second; 0: not known.
         end: when no setting is begun any more, nor a size of one, on the monotonic clock.
     """
-    setting = Setting(config.model.attention, config.model.compile)
+    setting = Setting.in_config(config)
 
     def left_out(why: object) -> None:
         _say(_line([name, *_words(setting), f"left out: {why}", "", "", "", ""]))
@@ -190,6 +206,7 @@ def try_setting(
         left_out("no time is left")
         return None
     try:
+        require_precision(config)
         measured = measure(config, works_of(config), share, rounds, end)
     except (UserError, RuntimeError, NotImplementedError) as error:  # no such kernel here
         left_out(str(error).partition("\n")[0])
@@ -248,7 +265,7 @@ def _say(line: str) -> None:
 
 
 def _words(setting: Setting) -> list[str]:
-    return [setting.attention, str(setting.compile).lower()]
+    return [setting.attention, str(setting.compile).lower(), setting.precision]
 
 
 def _cells(row: Row, peak: float) -> list[str]:

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from digen_core.maths.names import SolverName, TransitionName
 from digen_core.strict import AtMost, Strict
 
+Precision = Literal["model", "float8"]
+"""What blocks compute in while samples are generated."""
+
 _SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
 
@@ -69,7 +72,7 @@ class RolloutConfig(Strict):
     """Precision that trajectories travel and are kept in. Latents are rounded to it before their
     log-probs are taken, so that the replay stays exact; half precision halves the bytes."""
 
-    precision: Literal["model", "float8"] = "model"
+    precision: Precision = "model"
     """What the linear layers of the transformer's blocks compute in while samples are generated:
     model.dtype, or 8 bits (scaled by rows of weights, and by tokens), for GPUs from Ada and Hopper
     on. Training, evaluations and the reference policy keep model.dtype, so log-probs of samples are

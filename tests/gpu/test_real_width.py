@@ -12,6 +12,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.models.loading import build_trainable
+from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
@@ -165,6 +166,34 @@ def test_peaks_are_those_of_the_memory_model(place, checkpointing, record_proper
     record_property("peaks of step and pack, counted ones", (peaks, counted))
     for peak, count in zip(peaks, counted, strict=True):
         assert least * count <= peak <= 1.1 * count
+
+
+def test_samples_in_float8_are_near_those_of_the_model(place, record_property):
+    """And what a device holds for them, and what a step then takes, is that of the memory model."""
+    low = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}
+    config = place.config(**low)
+    policy = place.build(config)
+    try:
+        require_float8(policy.device)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    own = velocity(policy).detach()
+
+    @torch.no_grad()
+    def sampled() -> torch.Tensor:
+        with policy.sampling():
+            return velocity(policy)
+
+    error = relative_error(sampled(), own)
+    assert 1e-4 < error < 0.2
+    assert torch.equal(velocity(policy).detach(), own)
+    held = sum(each.nbytes for layer in policy.float8 for each in layer.buffers())
+    expected = memory_of(config, place.folder)
+    assert held == expected.low_precision > 0
+    peak = peak_bytes(place.device, sampled)
+    record_property("error, peak of a step, counted one", (error, peak, expected.step(SAMPLES)))
+    if place.device == "cuda":  # the product of a CPU copies what it multiplies
+        assert 0.8 * expected.step(SAMPLES) <= peak <= 1.1 * expected.step(SAMPLES)
 
 
 def tables_of(policy: PipelinePolicy) -> int:

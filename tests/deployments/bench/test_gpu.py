@@ -1,5 +1,7 @@
 """The search for a GPU's best settings, on a CPU with tiny models, and on a GPU if one is here."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -69,11 +71,13 @@ def test_every_family_is_measured_with_every_kernel(config_file, family, capsys,
     rows = rows_in(out)
     tried = {row[1] for row in rows}
     assert tried == {*FAMILY_ROWS[family].attention} - {"math"}
-    native = [row[3:5] for row in rows if row[1] == "native"]
-    assert native == [["step", "1"], ["step", "4"], ["pack", "1"], ["pack", "2"]]
-    assert all(float(row[5]) > 0 and row[7].endswith("%") for row in rows if row[1] == "native")
+    native = [row[4:6] for row in rows if row[1] == "native" and row[3] == "model"]
+    works = [["step", "1"], ["step", "4"], ["pack", "1"], ["pack", "2"]]
+    assert native == works
+    assert all(float(row[6]) > 0 and row[8].endswith("%") for row in rows if row[1] == "native")
+    assert [row[4:6] for row in rows if row[3] == "float8"] == works, "of the best kernel"
     if "cudnn" in tried:
-        assert "needs a CUDA device" in next(row for row in rows if row[1] == "cudnn")[3]
+        assert "needs a CUDA device" in next(row for row in rows if row[1] == "cudnn")[4]
     assert f"{file}: attention " in out.splitlines()[-1]
     assert "mfu_train = " in out.splitlines()[-1]
 
@@ -83,7 +87,7 @@ def test_compiled_settings_are_measured(config_file, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "COMPILED", (True,))
     monkeypatch.setattr(gpu, "works_of", lambda config: [("step", 1), ("pack", 1)])
     assert run(["bench", "gpu", config_file("flux"), *SETTINGS]) == 0
-    modes = {row[2] for row in rows_in(capsys.readouterr().out) if row[3] == "pack"}
+    modes = {row[2] for row in rows_in(capsys.readouterr().out) if row[4] == "pack"}
     assert modes == {"false", "true"}
 
 
@@ -91,7 +95,7 @@ def test_no_setting_is_begun_when_time_is_over(config_file, capsys, monkeypatch)
     monkeypatch.setattr(gpu, "measure", pytest.fail)
     assert run(["bench", "gpu", config_file("flux"), *SETTINGS, "--minutes", "1e-9"]) == 0
     out = capsys.readouterr().out
-    assert {row[3] for row in rows_in(out)} == {"left out: no time is left"}
+    assert {row[4] for row in rows_in(out)} == {"left out: no time is left"}
     assert out.splitlines()[-1].endswith("nothing that works was found")
 
 
@@ -194,13 +198,17 @@ def searched(seconds: dict) -> Found | None:
     asked = []
 
     def tried(config):
-        setting = Setting(config.model.attention, config.model.compile)
+        setting = Setting.in_config(config)
         asked.append(setting)
         found = seconds.get((setting.attention, setting.compile))
+        if setting.precision == "float8":
+            found = 0.01, 0.01  # never chosen
         return found and Found(setting, rows(*found))
 
     found = search(config_of("flow_grpo_flux_fast", "cpu"), tried)
     assert len(asked) == len({*asked})
+    low = [setting for setting in asked if setting.precision == "float8"]
+    assert low == ([replace(found.setting, precision="float8")] if found else [])
     return found
 
 
@@ -246,4 +254,4 @@ def test_the_missions_models_on_this_gpu(capsys):
     assert run(["bench", "gpu", "--blocks", "0.001", "--rounds", "1", "--minutes", "8"]) == 0
     out = capsys.readouterr().out
     assert "nothing that works was found" not in out
-    assert {row[0] for row in rows_in(out) if row[3] == "pack"} == {*JOBS}
+    assert {row[0] for row in rows_in(out) if row[4] == "pack"} == {*JOBS}
