@@ -77,7 +77,7 @@ class Float8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., outputs] of [..., inputs], in their dtype."""
-        if not self.is_low:
+        if not (self.is_low and x.numel()):  # a text may have no token
             return super().forward(x)
         rows, scales = self.rows, self.scales
         if rows is None or scales is None:
@@ -108,7 +108,7 @@ def _product(x: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
         return own.double() @ rows.double().t() * own_scales * scales.t()
     is_wide = x.dtype == torch.float32 and x.device.type == "cpu"  # CUDA's kernels give bfloat16
     return functional.scaled_mm(
-        own,
+        own.contiguous(),  # whichever way the activations lie
         rows.t(),
         own_scales,
         ScalingType.RowWise,

@@ -1,5 +1,7 @@
 """Rollouts in float8: its numbers by hand, which layers take part, and what does not notice."""
 
+from contextlib import nullcontext
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.models.loading import prepare
 from digen_core.models.pipeline import float8
@@ -18,8 +21,11 @@ from digen_core.models.pipeline.float8 import (
 )
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
+from digen_core.rollout.evaluation import sample_images
 from support.families import FAMILIES, MODELS, family_of, load_tiny, sliced
 from support.tiny_policies import moved_weights
+from tasks import setup
+from tasks.setup import load_model
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LAYERS = {
@@ -116,6 +122,13 @@ def test_what_is_no_number_is_none_of_its_row(dtype):
     assert found.isnan().all(0).tolist() == [row == 5 for row in range(16)]
 
 
+def test_activations_may_lie_any_way():
+    for dtype in DTYPES:
+        layer, x = layer_of(drawn(16, 32, dtype=dtype, seed=1)), drawn(1, 32, 5, dtype=dtype)
+        turned = x.transpose(1, 2)  # channels last, as of a convolution
+        torch.testing.assert_close(low(layer, turned), low(layer, turned.contiguous()))
+
+
 def test_in_float64_a_row_does_not_depend_on_its_batch():
     layer, x = layer_of(drawn(48, 4096, seed=1)), drawn(9, 4096)
     alone = torch.cat([low(layer, x[row : row + 1]) for row in range(9)])
@@ -141,7 +154,7 @@ def test_a_weight_is_rounded_again_when_it_changes():
 def config_of(name: str, precision: str = "float8", lora: bool = True, **tables) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "model": {"family": family_of(name), "height": 32, "width": 32},
+            "model": {"family": family_of(name), "device": "cpu", "height": 32, "width": 32},
             "rollout": {"precision": precision},
             "algorithm": {"correction": "recompute", "kl_coefficient": 0.1},
             "train": {"lora": {"rank": 4, "alpha": 8} if lora else None},
@@ -186,8 +199,10 @@ def test_samples_alone_are_in_float8(tiny_families, name, lora):
     for left, right in zip(gradients(policy), gradients(plain), strict=True):
         assert torch.equal(left, right)
     assert policy.transformer.state_dict().keys() == plain.transformer.state_dict().keys()
-    assert trainable_parameters(policy).keys() == trainable_parameters(plain).keys()
     assert versions_of(policy).dtypes == versions_of(plain).dtypes
+    assert trainable_parameters(policy).keys() == trainable_parameters(plain).keys()
+    for key, parameter in trainable_parameters(policy).items():
+        assert torch.equal(parameter, trainable_parameters(plain)[key])
     with reference_weights(policy), reference_weights(plain):
         assert torch.equal(velocity(policy), velocity(plain))
     with torch.no_grad(), policy.sampling(), plain.sampling():
@@ -211,6 +226,16 @@ def test_samples_are_those_of_the_version_that_is_active(tiny_flux, lora):
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
+
+
+def test_evaluations_have_the_models_own_precision(tiny_flux):
+    prompts, made = [Prompt("a red circle"), Prompt("two blue squares")], []
+    for precision in ("model", "float8"):
+        policy = prepared(tiny_flux, "flux", precision)
+        with torch.no_grad(), policy.sampling():
+            velocity(policy)
+        made.append(sample_images(policy, prompts, [0, 1], num_samples=2, num_steps=3, seed=0))
+    assert torch.equal(*made)
 
 
 def test_every_family_says_which_layers_it_has():
@@ -238,3 +263,34 @@ def test_a_device_that_has_no_float8_is_told_in_one_line(monkeypatch):
         require_float8(torch.device("cuda:0"))
     with pytest.raises(ConfigError, match="generated on a mps device; use 'model'"):
         require_float8(torch.device("mps"))
+
+
+def test_who_trains_only_needs_no_float8(tiny_flux, monkeypatch):
+    """A worker says so before it loads the model, of a role that it has or helps with."""
+
+    def none_here(device):
+        raise ConfigError(f"no float8 on {device}")
+
+    loaded = []
+    monkeypatch.setattr(setup, "require_float8", none_here)
+    monkeypatch.setattr(setup, "build_engine", lambda *asked: loaded.append(asked[-1]))
+    for precision, roles, fails in (
+        ("float8", ["trainer"], False),
+        ("float8", ["rollout", "trainer"], True),
+        ("model", ["rollout"], False),
+    ):
+        config = config_of("flux", precision)
+        with pytest.raises(ConfigError, match="no float8 on cpu") if fails else nullcontext():
+            load_model("run", "load", config, "gpu-0", roles)
+    assert loaded == [frozenset({"trainer"}), frozenset({"rollout"})]
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("model", 1.75), ("float8", 2.5)])
+def test_a_kl_as_a_reward_asks_the_policy_in_its_own_precision_too(precision, passes):
+    """Of 8 steps 6 are trained: the policy, the reference, and once more the policy."""
+    config = config_of(
+        "flux",
+        precision,
+        algorithm={"correction": "recompute", "kl_reward": 1.0, "trained_fraction": 0.75},
+    )
+    assert config.velocities_per_step == passes
