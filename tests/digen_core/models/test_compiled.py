@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from digen_core.config.model import ModelConfig
+from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.compiled import compile_blocks, compile_meter
 from digen_core.models.compiler import require_compiler
+from digen_core.models.loading import prepare
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
-from support.tiny_policies import load_trainable, moved_weights
+from support.tiny_policies import TINY, load, load_trainable, moved_weights
 
 with suppress(ImportError):  # the compiler does: too late if distutils is there
     import setuptools  # noqa: F401
@@ -59,6 +61,33 @@ def test_compiled_blocks_compute_what_the_others_do(tiny_flux):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.families
+def test_compiled_blocks_compute_in_float8_where_others_do(tiny_flux):
+    """And in the model's dtype after that, and again with other weights."""
+    tree = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}
+    config = {"path": str(tiny_flux), "device": "cpu", "dtype": "float64", **TINY}
+    policies = []
+    for compiled in (False, True):
+        policy = load(tiny_flux, "float64")
+        own = {**tree, "model": {**config, "compile": compiled}}
+        prepare(policy, RunConfig.model_validate({**own, "train": {"lora": None}}))
+        policies.append(policy)
+    rows = policies[0].encode(["a red circle"] * 3)
+    x = torch.randn(3, *policies[0].latent_shape, dtype=torch.float64)
+    for seed in range(2):
+        weights, found = moved_weights(policies[0], seed, scale=0.01), []
+        for policy in policies:
+            set_weights(policy, weights)
+            with torch.no_grad():
+                with policy.sampling():
+                    found.append(policy.velocity(x, torch.full((3,), 0.5), rows))
+                found.append(policy.velocity(x, torch.full((3,), 0.5), rows))
+        low, own, compiled_low, compiled_own = found
+        assert (low - own).norm() > 1e-3 * own.norm()
+        torch.testing.assert_close(compiled_own, own, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(compiled_low, low, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.families
