@@ -32,6 +32,7 @@ def test_what_is_clipped_makes_fewer_groups_stale(run_layout):
     assert max(row[MOST] for row in rows[-2:]) <= 1
 
 
+@pytest.mark.operation
 def test_what_is_not_clipped_stays(run_layout):
     changes = {"algorithm.clip_range": 0.5, "schedule.max_stale_clipped": 0.2}
     found = run_layout(CASE, **changes)

@@ -161,7 +161,6 @@ QUICK = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
-    ("own steps", Case("elastic", (2, 1), 2, 8, helping=True)),  # of DanceGRPO
     ("branches", Case("tag", (2, 2), 2, 3, helping=True, pauses=True)),
     ("second order", Case("elastic", (2, 1), 2, 8, helping=True, pauses=True)),
 ]

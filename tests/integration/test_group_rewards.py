@@ -75,6 +75,7 @@ def brighter(request):
     return says(A=0.8, B=0.2) if one > other else says(A=0.2, B=0.8)
 
 
+@pytest.mark.operation
 def test_a_judge_of_pairs_in_a_pool_beside_others(tree, prefect_backend):
     """The pool alone asks; evaluations ask nothing, and show the other rewards."""
     from flows.post_train import post_train

@@ -42,7 +42,7 @@ CASES = [
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 
-@pytest.mark.parametrize("case", marked(CASES, (0,), "layouts"), ids=str)
+@pytest.mark.parametrize("case", marked(CASES, (), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(case, run_layout):
     run = run_layout(case, rewards=BOTH)
     check_weights(run)

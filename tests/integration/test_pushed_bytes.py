@@ -44,9 +44,8 @@ def test_all_weights_of_a_bfloat16_model_come_in_two_bytes_each(
     assert sum(map(bool, received)) == 2  # the trainer has what it published
 
 
-@pytest.mark.parametrize(
-    ("push", "most"), [pytest.param("dense", 1.05, marks=pytest.mark.nightly), ("auto", 0.35)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("push", "most"), [("dense", 1.05), ("auto", 0.35)])
 def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path, push, most):
     """Three devices there generate; the first pulls it from afar, the others from that.
 

@@ -172,6 +172,7 @@ PHRASED = [
 ]
 
 
+@pytest.mark.operation
 def test_a_run_is_judged_by_t2i_compbench(tree, tmp_path, prefect_backend):
     from flows.evaluate_run import evaluate_run
     from flows.post_train import post_train
@@ -221,6 +222,7 @@ DIMENSIONS = [
 ]
 
 
+@pytest.mark.operation
 def test_a_run_is_judged_by_vbench(tree, tmp_path, prefect_backend):
     from digen_core.models.tiny.pipelines import build_tiny
     from flows.evaluate_run import evaluate_run

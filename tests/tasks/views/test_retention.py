@@ -80,6 +80,7 @@ def test_prefect_keeps_the_newest_iterations_of_a_run(prefect_backend, monkeypat
 
 
 @pytest.mark.slow
+@pytest.mark.operation
 def test_what_is_still_told_of_stays(prefect_backend):
     run_id = f"new-{uuid4()}"
     run_of(run_id, "all", [])
