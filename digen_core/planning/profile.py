@@ -134,6 +134,8 @@ class Profile:
     _lines: dict[tuple[str, str], LineFit] = field(default_factory=dict)  # (kind, operation) ->
     _scalars: dict[str, LineFit] = field(default_factory=dict)  # optimizer_step, push
     _links: dict[frozenset[str], LineFit] = field(default_factory=dict)  # by sites; of bytes
+    _pools: dict[str, LineFit] = field(default_factory=dict)  # of workers that only score
+    _pool_workers: dict[str, int] = field(default_factory=dict)  # that scored lately
     _version_bytes: LineFit = field(default_factory=LineFit)  # that crossed a link
 
     def add(self, device: Device, measured: Mapping[Device, Measured]) -> Costs:
@@ -152,7 +154,7 @@ class Profile:
 
     def learn(self, spans: Sequence[Span], crossings: Sequence[Crossing] = ()) -> Costs:
         """Take in the spans of an iteration, and what crossed links; return the costs."""
-        fits = (self._lines, self._scalars, self._links)
+        fits = (self._lines, self._scalars, self._links, self._pools)
         for fit in (self._version_bytes, *chain.from_iterable(own.values() for own in fits)):
             fit.fade()
         for own in busy_periods(crossings):
@@ -165,6 +167,7 @@ class Profile:
             if span.device in kinds:
                 key = kinds[span.device], operation
                 self._lines.setdefault(key, LineFit()).add(span.num_items * span.cost, seconds)
+        self._see_pools([span for span in spans if span.device not in kinds])
         for name, seconds in _updates(spans, self._crossing):
             self._scalars.setdefault(name, LineFit()).add(1, seconds)
         self.costs = self._learnt()
@@ -173,6 +176,28 @@ class Profile:
     def save(self, run_dir: Path) -> None:
         """Keep the costs in the folder of the run, for later runs to begin with."""
         replace_text(run_dir / PROFILE_OF_RUN, self.costs.model_dump_json(indent=2))
+
+    def _see_pools(self, spans: Iterable[Span]) -> None:
+        """Take in what workers that only score needed; the last word of a task names their pool.
+
+        From when they began: before, they wait for the samples.
+        """
+        workers: dict[str, set[str]] = {}
+        for span in spans:
+            if span.kind == "score" and span.num_items > 0:
+                pool = span.task.split()[-1]
+                workers.setdefault(pool, set()).add(span.device)
+                fit = self._pools.setdefault(pool, LineFit())
+                fit.add(span.num_items, span.ended - span.started)
+        self._pool_workers |= {pool: len(own) for pool, own in workers.items()}
+
+    def _learnt_rewards(self) -> dict[str, float | int]:
+        """Return what a sample takes in the pool that is waited for, and by how many at a time."""
+        seconds = {pool: fit.seconds / fit.n for pool, fit in self._pools.items()}
+        if not seconds:
+            return {}
+        pool = max(seconds, key=lambda own: seconds[own] / self._pool_workers[own])
+        return {"reward": seconds[pool], "reward_servers": self._pool_workers[pool]}
 
     def _learnt_links(self) -> tuple[Link, ...]:
         """Return the links that were used as they are now, and the others as they were."""
@@ -213,7 +238,8 @@ class Profile:
             own = kinds.get(kind) or DeviceCosts(step=Linear(), pack=Linear())
             kinds[kind] = own.model_copy(update={operation: fit.line(getattr(own, operation))})
         scalars = {name: fit.seconds / fit.weight for name, fit in self._scalars.items()}
-        return self.costs.model_copy(update={"kinds": kinds, **scalars})
+        learnt = {"kinds": kinds, **scalars, **self._learnt_rewards()}
+        return self.costs.model_copy(update=learnt)
 
 
 def load_profile(path: str | Path) -> Costs:

@@ -12,6 +12,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
+from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
 from digen_core.preflight.rewards import check_rewards
 from digen_core.transport.samples import read_samples
 from support.architecture import resources_of_workers
@@ -92,6 +93,9 @@ def test_pools_score_the_same_numbers(tree, prefect_backend):
     by_pool = scored.device.str.split("-").str[0].value_counts()
     fragments = 2 * 4  # of two iterations
     assert by_pool.to_dict() == {"rollout": fragments, "judges": fragments, "elders": fragments}
+    costs = load_profile(run_dir / PROFILE_OF_RUN)
+    assert costs.reward > 0
+    assert costs.reward_servers == 1
 
 
 @pytest.mark.operation

@@ -189,6 +189,26 @@ def test_pushes_that_failed_and_those_made_in_their_place_do_not_count():
     assert profile.learn([spans[0], *spans[2:]]).push == pytest.approx(0.25)  # all were
 
 
+def score(pool, worker, started, seconds, num_items):
+    own = span("score", worker, started, started + seconds, num_items=num_items, queued=0.0)
+    return replace(own, task=f"score g00 f0 {pool}")
+
+
+def test_the_pool_that_is_waited_for_teaches_what_rewards_take():
+    """Two judges need 2.5 s a sample, so 1.25 s together, and the one worker of ocr 1 s."""
+    decoded = span("score", "fast", 5.0, 6.0, num_items=4)  # by a device of the run
+    judges = [score("judge", "judge-0", 6.0, 8.0, 4), score("judge", "judge-1", 6.0, 12.0, 4)]
+    profile = Profile(NOTHING, DEVICES)
+    costs = profile.learn([decoded, *judges, score("ocr", "ocr-0", 6.0, 4.0, 4)])
+    assert (costs.reward, costs.reward_servers) == (pytest.approx(2.5), 2)
+    assert costs.kinds["h100"].decode(4) == pytest.approx(1.0)
+    costs = profile.learn([score("ocr", "ocr-0", 20.0, 400.0, 4)])
+    assert costs.reward > 50, "the other pool is waited for now"
+    assert costs.reward_servers == 1
+    assert profile.learn([]).reward == costs.reward
+    assert Profile(NOTHING, DEVICES).learn([decoded]).reward == 0
+
+
 def test_an_iteration_without_update_changes_nothing_else():
     profile = Profile(NOTHING.model_copy(update={"push": 3.0}), DEVICES)
     assert profile.learn([denoise("fast", 0.0, 1.0, 1)]).push == 3.0
