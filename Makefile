@@ -73,7 +73,7 @@ coverage: setup ## which lines and branches of the decisions, the maths and what
 	  $(BIN)/coverage report --skip-covered --show-missing --fail-under 95 --include "digen_core/$$folder/*" || exit 1; \
 	done
 
-test-slow: setup ## only the tests of every change that take more than 10 s each
+test-slow: setup ## only the tests of every change that take long
 	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)
 
 test-slice: setup ## some of the cases of the five targets below: SEED chooses which, SLICE how many

@@ -18,6 +18,8 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 TREE = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
 DEPLOYMENTS = {tree["entrypoint"].rpartition(".")[2]: tree for tree in TREE["deployments"]}
 

@@ -14,6 +14,8 @@ from support.cli_commands import COMMANDS, examples_of
 from support.pages import PAGES, ROOT, Printed, parts_of, read_page
 from support.printed_checks import Reader
 
+pytestmark = pytest.mark.slow
+
 NOT_COMMANDS = {"make version 0"}  # what a task is called
 
 

@@ -20,6 +20,8 @@ from digen_core.planning.model_settings import MODEL_CONFIGS
 from support.families import FAMILIES, PUBLISHED, frames_of
 from support.gpu import DEVICES, peak_bytes, relative_error
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 2
 BOUNDS = {"cpu": 1e-5, "cuda": 2e-2}  # float32; bfloat16, whose numbers have 8 bits
 

@@ -21,6 +21,8 @@ from support.families import MODELS, OF_KIND, family_of, frames_of, load_tiny, s
 from support.paths import ROOT
 from tasks.measure import work_seconds
 
+pytestmark = pytest.mark.slow
+
 JOB = str(ROOT / "deployments/configs/shapes.toml")
 COMMAND = ["bench", "utilization", JOB, "--model.device", "cpu", "--train.pack-size", "2"]
 COMMAND += ["--rollout.group-size", "4", "--rollout.fragment-size", "4", "--model.path"]

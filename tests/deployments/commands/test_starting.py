@@ -175,6 +175,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_cancelled_by_its_name(here, capsys):
     """The process that holds it gets what Ctrl-C sends, and the command waits for its end."""
     folder = leave_run(here / "runs" / "shapes-1", 3)

@@ -12,6 +12,8 @@ from support.families import FAMILIES, KONTEXT
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
 
+pytestmark = pytest.mark.slow
+
 BOUNDS = {"float64": 1e-10, "float32": 1e-5}
 DEALING = [family for family, row in FAMILY_ROWS.items() if row.deals_tokens]
 

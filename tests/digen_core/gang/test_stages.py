@@ -18,6 +18,8 @@ from support.gang_cases import (
 )
 from support.gang_processes import run_gang
 
+pytestmark = pytest.mark.slow
+
 INT8 = {"block": 1}
 INT4 = {"block": 1, "backward": "int4"}
 TOPK = {"block": 2, "forward": "int4", "backward": "topk"}

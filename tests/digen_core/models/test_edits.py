@@ -27,6 +27,8 @@ from support.families import KONTEXT, NEGATIVE, QWEN_EDITORS, load_tiny
 from support.flux2 import BEFORE_IN_DEV, write_dev
 from support.stock import stock
 
+pytestmark = pytest.mark.slow
+
 QWEN = QWEN_EDITORS
 TEXTS = ("a red circle", "two blue squares")
 SIZE = {"height": 64, "width": 80}

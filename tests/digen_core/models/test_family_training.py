@@ -27,6 +27,8 @@ from support.packs import make_packs
 from support.stock import load_adapters, saved_transformers, stock
 from support.tiny_policies import moved_weights
 
+pytestmark = pytest.mark.slow
+
 TEXT_STREAM = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 PUBLISHED = {  # FlowGRPO's targets beside the default ones
     "flux": (

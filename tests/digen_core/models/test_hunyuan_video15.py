@@ -23,6 +23,8 @@ from support.edits import source
 from support.families import NEGATIVE, TOKENS, load_tiny
 from support.stock import generate, prepared_hunyuan_15, stock
 
+pytestmark = pytest.mark.slow
+
 NAME, I2V = "hunyuan_video15", "hunyuan_video15-i2v"
 SIZE = {"height": 64, "width": 96}
 FIRST = [

@@ -9,6 +9,8 @@ from digen_core.config.model import ModelConfig
 from digen_core.models.offload import off_device, on_device
 from support.families import FAMILIES, load_tiny, sliced
 
+pytestmark = pytest.mark.slow
+
 META = torch.device("meta")  # any other device
 
 

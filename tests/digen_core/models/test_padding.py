@@ -8,6 +8,8 @@ from digen_core.gang.members import Gang
 from digen_core.models.trainable import make_trainable
 from support.families import load_tiny
 
+pytestmark = pytest.mark.slow
+
 MASKED = ("qwen_image", "z_image", "hunyuan_video", "hunyuan_video15")
 SHORT, LONG = "a red circle", "a blue square to the left of a large green triangle"
 

@@ -32,7 +32,7 @@ from support.paths import ROOT
 from support.planning import TRAINED_ON_MORE_BLOCKS, counted_once, with_more_blocks
 
 __all__ = ["counted_once"]
-pytestmark = pytest.mark.usefixtures("counted_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("counted_once")]
 
 GB = 10**9
 

@@ -17,6 +17,8 @@ from digen_core.sim.closed_forms import Terms
 from digen_core.sim.scenario import load_scenario
 from support.planning import FAST, config, free_devices, job
 
+pytestmark = pytest.mark.slow
+
 ON_POLICY = [name for name, layout in LAYOUTS.items() if not layout.stale]
 SHIPPED = sorted(SCENARIOS.glob("*.toml"))
 

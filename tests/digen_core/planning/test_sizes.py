@@ -46,6 +46,8 @@ from support.families import (
 from support.paths import ROOT
 from support.planning import TRAINED_ON_MORE_BLOCKS, with_more_blocks
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ROOT / "deployments/model_configs"
 
 PUBLISHED = {  # billions of parameters of the transformers on the hub

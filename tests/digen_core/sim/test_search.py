@@ -10,6 +10,8 @@ from deployments.shipped import find_scenario
 from digen_core.control.schedule import GroupOrder, Mixing
 from digen_core.planning.search import Choice, Fixed, search, simulate_choice
 
+pytestmark = pytest.mark.slow
+
 
 def without_jitter(name):
     return find_scenario(name).model_copy(update={"jitter": 0.0})

@@ -6,6 +6,8 @@ from deployments.shipped import find_scenario
 from digen_core.planning.search import Choice, search, simulate_choice
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def seconds(scenario, layout, **changes):
     own = scenario.model_copy(update=changes)

@@ -15,7 +15,7 @@ from digen_core.trace.gaps import CAUSES
 from support.planning import counted_once, simulated_once
 
 __all__ = ["counted_once", "simulated_once"]
-pytestmark = pytest.mark.usefixtures("counted_once", "simulated_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("counted_once", "simulated_once")]
 
 SMALL = """
 [rollout]

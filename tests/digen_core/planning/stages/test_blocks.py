@@ -20,6 +20,8 @@ from support.families import AT_NIGHT, EDITORS, MODELS, family_of, load_tiny, sl
 from support.paths import ROOT
 from support.stages import chain_of_tiny, config_of
 
+pytestmark = pytest.mark.slow
+
 JOB = str(ROOT / "deployments/configs/shapes.toml")
 
 
