@@ -122,6 +122,10 @@ class Progress:
         """Note that a trainer takes out of its state what a push moves."""
         self.published[version] = policy_version
 
+    def unpublished(self) -> None:
+        """Note that what was published is gone with the state: who has that now publishes anew."""
+        self.published = {}
+
     def has_published(self, version: int, content_hash: str) -> None:
         """Note what is pushed of a version."""
         self.published_hashes[version] = content_hash

@@ -77,7 +77,8 @@ class Versions:
             newest: open iteration, in which that shows.
         """
         progress = self._run.progress
-        self._stepped, progress.published = None, {}
+        self._stepped = None
+        progress.unpublished()
         self._submitter.forget((), OF_STATE)
         for (device, version), state in sorted(progress.copies.items(), key=lambda own: own[0][1]):
             if device == progress.holder:

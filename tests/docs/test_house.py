@@ -87,3 +87,30 @@ def test_the_way_to_a_formula_is_three_files_of_imports():
         tree = ast.parse((ROOT / path).read_text())
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert following.removesuffix(".py").replace("/", ".") in imported
+
+
+def assigned_in(file) -> list[str]:
+    """What a file assigns to, as it is written there."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        inner = [own for target in targets for own in ast.walk(target)]
+        found += [ast.unparse(own) for own in inner if isinstance(own, ast.Attribute)]
+    return found
+
+
+def test_only_progress_changes_what_a_run_has_reached():
+    files = [file for folder in ("flows", "tasks") for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 50
+    changed = {
+        f"{file.relative_to(ROOT)}: {target}"
+        for file in files
+        for target in assigned_in(file)
+        if re.match(r"(.+\.)?progress\.", target)
+    }
+    assert not changed
