@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
@@ -13,6 +14,9 @@ from digen_core.planning.spending import Spent
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
+
+ASKING: Final = "*"
+"""After a layout in which who generates asks the reference policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Row:
     parallel: Mapping[str, object]  # how the members of a gang share the work
     cuts: Sequence[Mapping[str, object]]  # that are coded, as in model.cuts
     ranks: Mapping[str, Sequence[str]]  # of gangs of unequal devices: the members' kinds, by rank
+
+    @property
+    def title(self) -> str:
+        """Its layout, and whether generation does what training does else."""
+        return f"{self.layout}{ASKING}" if self.reference == "generation" else self.layout
 
     @property
     def has_gangs(self) -> bool:

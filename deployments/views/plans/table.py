@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from deployments.views.plans.row import Row
+from deployments.views.plans.row import ASKING, Row
 from deployments.views.terminal import borderless, terminal
 from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
@@ -23,6 +23,7 @@ estimated, not measured: arithmetic over a share of the devices' peak (docs/size
 the profile.json of a short run gives better ones (schedule.profile)"""
 
 
+REFERENCE = f"{ASKING}: who generates a sample asks the reference policy, in place of who trains it"
 MEMORY: Final = """\
 devices without a capacity: whether weights and activations fit is not looked at; the cluster file
 takes one, and 'digen size --memory' says what is needed"""
@@ -39,11 +40,12 @@ def print_plan(
     console.print(table_of(title, HEADINGS, [_cells(row) for row in rows]))
     if objective != "seconds":
         _print_frontier(rows, objective, console)
-    idle = [[row.layout, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
+    idle = [[row.title, *(f"{row.idle[cause]:.1%}" for cause in CAUSES)] for row in rows]
     title = "\nidle share of the device time, by cause"
     console.print(table_of(title, ("layout", *CAUSES), idle))
-    if best.estimated:
-        console.print(f"\n{ESTIMATED}")
+    asking = any(row.title != row.layout for row in rows)
+    for note in [REFERENCE] * asking + [ESTIMATED] * best.estimated:
+        console.print(f"\n{note}")
     if best.left_out:
         left_out = ", ".join(f"{number} {what}" for what, number in best.left_out.items())
         console.print(f"\nleft out, as the plan is better without them: {left_out}")
@@ -211,7 +213,7 @@ HEADINGS = (
 
 def _cells(row: Row) -> list[str]:
     return [
-        row.layout,
+        row.title,
         f"{row.rollout}:{row.trainers}" if row.trainers else "both",
         ":".join("+".join(map(str, row.gangs_of(role))) for role in ("rollout", "trainer")),
         f"{row.helpers}/{row.assistants}",

@@ -67,6 +67,26 @@ def test_the_printed_config_is_one_that_trains_so(small, capsys):
     assert config.cluster.rollout_workers + config.cluster.trainer_workers == 2
 
 
+def test_who_asks_the_reference_policy_is_planned_where_it_is_asked(small, capsys):
+    here = (small, "--cluster", "32x-h100")
+    assert {own["reference"] for own in plans_of(capsys, *here)} == {None}
+    asked = (*here, "--algorithm.kl-coefficient", "0.1", "--algorithm.trained-fraction", "0.5")
+    said = {
+        who: plans_of(capsys, *asked, "--schedule.reference", who)[0]
+        for who in ("training", "generation")
+    }
+    plans = plans_of(capsys, *asked)
+    assert {own["reference"] for own in plans} == {"training", "generation"}
+    seconds = min(own["seconds"] for own in said.values())
+    assert plans[0]["seconds"] == pytest.approx(seconds, rel=0.006)  # what pays half a percent
+    for who, own in said.items():
+        assert own["reference"] == who
+    assert run(["plan", *asked]) == 0
+    table = capsys.readouterr().out
+    assert "*: who generates a sample asks the reference policy" in table
+    assert f'reference = "{plans[0]["reference"]}"' in table
+
+
 def test_stale_groups_only_with_leave(small, capsys):
     stale = ["--schedule.layout", "auto", "--schedule.max-stale-share", "0.5"]
     without = plans_of(capsys, small, "--cluster", "16x-mixed")
