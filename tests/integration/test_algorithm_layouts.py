@@ -142,18 +142,6 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
             "kl_coefficient": 0.1,
         },
     },
-    "branches in float8": {
-        "rollout.branches": 2,
-        "rollout.solver": "dpmpp_2m",
-        "rollout.precision": "float8",
-        "schedule.reference": "generation",
-        "algorithm": {
-            "window": [1, 0, 2],
-            "window_drawn_for": "group",
-            "kl_coefficient": 0.1,
-            "correction": "truncate",
-        },
-    },
     "reference asked in generation": {
         "schedule.reference": "generation",
         "algorithm": {**PAIRS, "kl_coefficient": 0.5},

@@ -12,8 +12,18 @@ from support.layout_runs import Case, check_weights, marked
 pytestmark = pytest.mark.slow
 
 CORRECTED = {"rollout.precision": "float8", "algorithm.correction": "truncate"}
+BRANCHES = {  # the reference policy is asked in the model's own precision
+    **CORRECTED,
+    "rollout.branches": 2,
+    "rollout.solver": "dpmpp_2m",
+    "schedule.reference": "generation",
+    "algorithm.window": [1, 0, 2],
+    "algorithm.window_drawn_for": "group",
+    "algorithm.kl_coefficient": 0.1,
+}
 CASES = [
-    (Case("elastic", (2, 1), 2, 3, helping=True, pauses=True), CORRECTED),
+    (Case("elastic", (2, 1), 2, 3, helping=True, pauses=True), BRANCHES),
+    (Case("tcss", (2, 1), 4, 8, helping=True, share=0.5), BRANCHES),
     (Case("colocated", (2,), 4, 3), {**CORRECTED, "train.lora": None}),
     (Case("tcss", (2, 2), 1, 3, helping=True, share=1.0), CORRECTED),
     (Case("tag", (1, 2), 2, 8, helping=True), {**CORRECTED, "algorithm.kl_reward": 20.0}),
