@@ -165,6 +165,28 @@ def test_a_run_begins_with_what_was_measured(run):
     }
 
 
+@pytest.mark.parametrize("who", ["training", "generation"])
+def test_an_earlier_profile_is_told_for_who_asks_the_reference_policy_now(tmp_path, who):
+    """Of 3 steps one is trained: a velocity is 3/4 of a step that asks, and all of one that not."""
+    costs = COSTS.model_copy(update={"reference": who})
+    (tmp_path / "profile.json").write_text(costs.model_dump_json())
+    given = config(layout="tsp", profile=str(tmp_path / "profile.json")).model_copy(
+        update={"algorithm": config().algorithm.model_copy(update={"kl_coefficient": 0.1})}
+    )
+    now = "training" if who == "generation" else "generation"
+    run = run_context(tmp_path, given.asking(now), SPLIT)
+    start_profile(run, {})
+    found = run.progress.known_costs
+    assert found.reference == now
+    step, pack = found.kinds["default"].step, found.kinds["default"].pack
+    if now == "generation":
+        assert step(2) == pytest.approx(4 / 3 * STEP(2))
+        assert pack(2) == pytest.approx(PACK(2) - STEP(2))
+    else:
+        assert step(2) == pytest.approx(3 / 4 * STEP(2))
+        assert pack(2) == pytest.approx(PACK(2) + 3 / 4 * STEP(2))
+
+
 def test_a_run_of_several_sizes_begins_though_nobody_generates_yet(tmp_path):
     """It waits for workers; how groups that cost differently are generated is not simulated."""
     sizes = {"path": "some/body", "sizes": ((32, 32, 1), (64, 64, 1))}
