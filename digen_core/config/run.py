@@ -5,7 +5,7 @@ and combinations that cannot work (`combinations.py`) are refused with what clas
 """
 
 from math import ceil
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,7 +23,7 @@ from digen_core.config.rewards.comparisons import check_relative
 from digen_core.config.rewards.keys import number_or_any_table, with_types
 from digen_core.config.rewards.verifiers import ShapesConfig
 from digen_core.config.rollout import EvaluationConfig, RolloutConfig, largest_fragment
-from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
+from digen_core.config.schedule import Asker, ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.size import Size, tokens_of
 from digen_core.config.train import TrainConfig, dealt_units
 from digen_core.strict import AtMost, Strict, unusable
@@ -195,7 +195,7 @@ class RunConfig(Strict):
         return self.schedule.reference == "generation" and bool(self.algorithm.kl_coefficient)
 
     @property
-    def who_asks_reference(self) -> Literal["training", "generation"]:
+    def who_asks_reference(self) -> Asker:
         """As in ``schedule.reference``: training, where nothing else is said."""
         return "generation" if self.generates_reference else "training"
 
@@ -205,7 +205,7 @@ class RunConfig(Strict):
         asked = self.algorithm.kl_coefficient and not self.prompts.sample_columns
         return self.schedule.reference == "auto" and bool(asked)
 
-    def asking(self, reference: Literal["training", "generation"]) -> Self:
+    def asking(self, reference: Asker) -> Self:
         """Return the config in which they ask the base model."""
         schedule = self.schedule.model_copy(update={"reference": reference})
         return self.model_copy(update={"schedule": schedule})

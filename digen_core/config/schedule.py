@@ -117,6 +117,10 @@ class ClusterConfig(Strict):
         return self.scheduler_address or os.environ.get("DASK_SCHEDULER_ADDRESS")
 
 
+Asker = Literal["training", "generation"]
+"""Who asks the reference policy."""
+
+
 class ScheduleConfig(Strict):
     """How an iteration's work is laid out over the devices."""
 
@@ -156,7 +160,7 @@ class ScheduleConfig(Strict):
     differs from a version that it holds, for which each device keeps what the iteration before
     ended with on its host. auto: delta from one site to another, dense within one."""
 
-    reference: Literal["training", "generation", "auto"] = "auto"
+    reference: Asker | Literal["auto"] = "auto"
     """Who asks the reference policy what the divergence of trained steps is taken from, with
     algorithm.kl_coefficient above 0. training: who trains a pair, each time. generation: who
     generated the sample, once; the answer goes with its trajectory, also to later epochs. auto:

@@ -5,10 +5,11 @@ The numbers come from a scenario, from a profile file, or from the spans of the 
 
 from collections.abc import Collection
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
+from digen_core.config.schedule import Asker
 from digen_core.control.schedule import Workload
 from digen_core.strict import Strict
 
@@ -175,10 +176,10 @@ class Costs(Strict):
     sent: Sent = Sent()
     """What crosses them."""
 
-    reference: Literal["training", "generation"] = "training"
+    reference: Asker = "training"
     """Whose costs those of asking the reference policy are, where training compares with it."""
 
-    def asking(self, reference: Literal["training", "generation"], velocities: Asks) -> "Costs":
+    def asking(self, reference: Asker, velocities: Asks) -> "Costs":
         """Return what everything costs if the reference policy is asked elsewhere.
 
         A pack asks for one velocity of each pair, which takes what it does in a denoising step.

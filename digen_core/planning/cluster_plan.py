@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
@@ -28,6 +29,9 @@ from digen_core.planning.spending.rates import Spending
 
 Priced = Callable[[Candidate], Cluster]
 """Returns the devices of a candidate with what they cost."""
+
+Exchanged = Callable[[RunConfig], Sent]
+"""Returns the bytes that devices send each other for a config."""
 
 NUM_PLANNED: Final = 3  # candidates that are searched in full
 
@@ -73,7 +77,7 @@ def plan_candidates(
     found: Sequence[Candidate],
     priced: Priced,
     profile: Costs | None,
-    sent: Sent | None = None,
+    sent: Exchanged | None = None,
     aim: Aim = FASTEST,
 ) -> list[ClusterPlan]:
     """Return plans, the best first.
@@ -86,14 +90,14 @@ def plan_candidates(
             may.
         priced: estimates what nobody measured, with a reference policy that is asked in training.
         profile: costs of a run with the recipe.
-        sent: bytes of the recipe, that cross links between sites.
+        sent: says what of a config crosses links between sites; None: there are none.
         aim: what is the best.
 
     Raises:
         UserError: the costs are not known, or nothing is left to choose from.
     """
     jobs = [
-        _Planned.of(own, priced(own), profile, sent)
+        _Planned.of(own, priced(own), profile, sent and sent(own.config))
         for candidate in found
         for own in candidate.with_references()
     ]

@@ -48,8 +48,8 @@ class Sizes:
     pair_flops: int  # one pair: forward and backward, and who trains asks the reference policy
     decode_flops: int  # the VAE's, of one sample; 0 where none is decoded to be trained
     latent_bytes: int  # of one sample, as it is stored
-    reference_bytes: int  # velocities of the reference policy that go with one sample
-    trajectory_bytes: int  # all of one sample: latents, log-probs and those velocities
+    velocity_bytes: int  # of one sample, as one of the reference policy goes with it
+    trajectory_bytes: int  # all of one sample: latents, log-probs and such velocities
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
 
     def of_mean_size(self, cost: float) -> "Sizes":
@@ -70,7 +70,7 @@ def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
     shared = config.num_trained_steps if config.trains_clean else 1
     return Sent(
         version=sizes.push_bytes,
-        transition=transition / shared + sizes.reference_bytes / config.num_trained_steps,
+        transition=transition / shared + sizes.velocity_bytes * config.generates_reference,
         condition=sizes.embedding_bytes,
         gradient_sum=sizes.trained_parameters * _FLOAT32_BYTES,
     )
@@ -102,8 +102,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     dtype = TORCH_DTYPES[config.model.dtype]
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
-    num_references = config.num_trained_steps * config.generates_reference
-    reference_bytes = prod(policy.latent_shape) * policy.latent_dtype.itemsize * num_references
+    velocity_bytes = prod(policy.latent_shape) * policy.latent_dtype.itemsize
     velocity_flops, decode_flops = step_flops(policy), _decode_flops(policy)
     encode_flops = decode_flops * config.encodings_per_step  # a VAE's halves take about as many
     return Sizes(
@@ -116,10 +115,10 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
         decode_flops=decode_flops if config.is_decoded else 0,
         latent_bytes=latent_bytes,
-        reference_bytes=reference_bytes,
+        velocity_bytes=velocity_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
         + _FLOAT32_BYTES * num_logprobs
-        + reference_bytes,
+        + velocity_bytes * config.num_trained_steps * config.generates_reference,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
     )
 

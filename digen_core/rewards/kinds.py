@@ -1,6 +1,6 @@
 """Means of rewards over the kinds of prompts that they judge in published suites."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,12 +30,26 @@ def kind_scores(
     for name, reward in rewards.items():
         for column, kinds in JUDGED.get(reward.type, {}).items():
             known = [kinds_of(prompt.metadata, column) for prompt in prompts]
-            for kind in kinds:
-                pairs = zip(by_prompt[f"{name}/score"], known, strict=True)
-                scores = [mean if kind in own else None for mean, own in pairs]
-                if any(score is not None for score in scores):
-                    found[f"{name}/{kind}"] = scores
+            parts = of_kinds(by_prompt[f"{name}/score"], known, kinds)
+            found |= {f"{name}/{kind}": scores for kind, scores in parts.items()}
     return found
+
+
+def of_kinds(
+    means: Sequence[float | None], known: Sequence[Collection[object]], kinds: Iterable[str]
+) -> dict[str, list[float | None]]:
+    """Return by kind the means of the prompts that are of it, and None in the places of others.
+
+    Args:
+        means: of prompts, in order; None: there is none.
+        known: kinds of each prompt.
+        kinds: that are asked for; one without any mean is left out.
+    """
+    found = {
+        kind: [mean if kind in own else None for mean, own in zip(means, known, strict=True)]
+        for kind in kinds
+    }
+    return {kind: own for kind, own in found.items() if any(mean is not None for mean in own)}
 
 
 def kind_means(by_kind: ByPrompt) -> dict[str, float]:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import by_step
-from digen_core.maths.flow_sde import Transition
-from digen_core.maths.kl import scaled_kl
 from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
@@ -71,16 +69,3 @@ class ReferenceUse:
         found = torch.zeros(x.shape, dtype=asked.dtype, device=asked.device)
         found[rows] = asked
         return found
-
-    def divergence(self, own: Transition, base: Transition, sigmas: Tensor) -> Tensor | None:
-        """Return by how much rewards are less for a step [n], if they are for any.
-
-        Args:
-            own: where the step leads with the policy's weights.
-            base: where it leads with the reference policy's.
-            sigmas: [2] noise levels before and after it.
-        """
-        if self.scaling is None:
-            return None
-        size = sigmas[0] - sigmas[1]
-        return scaled_kl(own.mean, base.mean, own.std, size, scaling=self.scaling)

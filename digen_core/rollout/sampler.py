@@ -14,6 +14,7 @@ from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.maths.dpm_solver import predicted_clean, second_order_step
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
+from digen_core.maths.kl import scaled_kl
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.schedules import with_tail
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
@@ -160,14 +161,17 @@ def denoise(
         )
         with policy.sampling():
             velocity = policy.velocity(x, sigma, rows)
-        transition, predicted = lead(velocity=velocity), predicted_clean(x, velocity, sigma)
+        transition = lead(velocity=velocity)
+        predicted = None if config.solver == "euler" else predicted_clean(x, velocity, sigma)
         kl = base = None
         if reference is not None and step in reference.rows:
             base = reference.velocity(policy, step, x, sigma, rows)
-            is_own = config.precision == "model" or reference.scaling is None
-            own = transition if is_own else lead(velocity=policy.velocity(x, sigma, rows))
-            kl = reference.divergence(own, lead(velocity=base), sigmas[step : step + 2])
-        x_next, logprob = transition.mean, None
+            if reference.scaling is not None:
+                is_own, size = config.precision == "model", sigmas[step] - sigmas[step + 1]
+                own = transition if is_own else lead(velocity=policy.velocity(x, sigma, rows))
+                means = own.mean, lead(velocity=base).mean
+                kl = scaled_kl(*means, transition.std, size, scaling=reference.scaling)
+        x_next = transition.mean
         if noise_level:
             noise = noise_of(
                 policy.latent_shape,
@@ -178,11 +182,10 @@ def denoise(
                 step=step + 1,
             )
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
-        elif solves(config, step, noisy_steps):
+        elif predicted is not None and solves(config, step, noisy_steps):
             x_next = solved(x_next, predicted, clean, sigmas, step)
         x_next = rounded(x_next, config.storage)
-        if noise_level:
-            logprob = LOGPROBS[config.transition](x_next, transition)
+        logprob = LOGPROBS[config.transition](x_next, transition) if noise_level else None
         rows_found = nonfinite_rows(
             {"latent": x_next, "log-prob": logprob, "KL": kl, "reference velocity": base}
         )
@@ -192,15 +195,14 @@ def denoise(
             if not zeroed:
                 raise FloatingPointError(nonfinite_text(group, found))
             x_next = with_zeros(x_next, rows_found)
-            logprob = None if logprob is None else with_zeros(logprob, rows_found)
-            kl = None if kl is None else with_zeros(kl, rows_found)
-            base = None if base is None else with_zeros(base, rows_found)
-            predicted = with_zeros(predicted, rows_found)
-        kept = base is not None and reference is not None and reference.kept
-        references = {step: base} if kept and base is not None else {}
-        clean = None if config.solver == "euler" else predicted
-        yield DenoisedStep(step, x, x_next, logprob, kl, found, clean=clean, references=references)
-        x = x_next
+            logprob, kl, base, predicted = (
+                None if own is None else with_zeros(own, rows_found)
+                for own in (logprob, kl, base, predicted)
+            )
+        keeps = reference is not None and reference.kept
+        kept = {step: base} if keeps and base is not None else {}
+        yield DenoisedStep(step, x, x_next, logprob, kl, found, predicted, references=kept)
+        x, clean = x_next, predicted
 
 
 def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:

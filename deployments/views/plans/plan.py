@@ -8,7 +8,6 @@ from rich.console import Console
 
 from deployments.views.plans.row import Row, row_of
 from digen_core.config.run import RunConfig
-from digen_core.control.costs import Sent
 from digen_core.errors import UserError
 from digen_core.planning.candidates import (
     Candidate,
@@ -19,7 +18,7 @@ from digen_core.planning.candidates import (
 )
 from digen_core.planning.capacity import Fit, ShortageError, fit
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.cluster_plan import FASTEST, Aim, Priced, plan_candidates
+from digen_core.planning.cluster_plan import FASTEST, Aim, Exchanged, Priced, plan_candidates
 from digen_core.planning.memory import Memory, MemoryIn
 from digen_core.planning.profile import load_profile
 from digen_core.planning.spending import Objective
@@ -61,7 +60,7 @@ def plan(
 
         sizes = size(config.asking("training"))
         priced = _estimating(sizes) if estimated else priced
-        sent = _sent(config, sizes) if cluster.links else None
+        sent = _exchanging(sizes) if cluster.links else None
     plans = plan_candidates(found, priced, profile, sent, aim)
     return [row_of(own, estimated) for own in plans]
 
@@ -82,10 +81,10 @@ def aim_of(objective: Objective, within: float | None) -> Aim:
     return Aim(objective, within)
 
 
-def _sent(config: RunConfig, sizes: "Sizes") -> Sent:
+def _exchanging(sizes: "Sizes") -> Exchanged:
     from digen_core.planning.sizes import sent_of
 
-    return sent_of(config, sizes)
+    return lambda own: sent_of(own, sizes)
 
 
 def _estimating(sizes: "Sizes") -> Priced:

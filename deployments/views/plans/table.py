@@ -22,8 +22,9 @@ ESTIMATED: Final = """\
 estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
 the profile.json of a short run gives better ones (schedule.profile)"""
 
-
-REFERENCE = f"{ASKING}: who generates a sample asks the reference policy, in place of who trains it"
+REFERENCE: Final = (
+    f"{ASKING}: who generates a sample asks the reference policy, in place of who trains it"
+)
 MEMORY: Final = """\
 devices without a capacity: whether weights and activations fit is not looked at; the cluster file
 takes one, and 'digen size --memory' says what is needed"""

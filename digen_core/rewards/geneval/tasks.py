@@ -7,9 +7,10 @@ import numpy as np
 
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.rewards.verifiers import GenevalConfig
+from digen_core.data.kinds import kinds_of
 from digen_core.data.prompts import Prompt
 from digen_core.data.published import GENEVAL_TASKS
-from digen_core.rewards.kinds import ByPrompt, kind_means
+from digen_core.rewards.kinds import ByPrompt, kind_means, of_kinds
 
 OVERALL: Final = "overall"
 
@@ -27,15 +28,14 @@ def accuracies(
     Returns:
         For each task that there is ``NAME/TAG``; None in the places of prompts of other tasks.
     """
-    tags = [prompt.metadata.get("tag") for prompt in prompts]
+    tags = [kinds_of(prompt.metadata, "tag") for prompt in prompts]
     found: dict[str, list[float | None]] = {}
     for name in (name for name, reward in rewards.items() if isinstance(reward, GenevalConfig)):
         correct = by_prompt.get(f"{name}/correct")
         if correct is None:  # its failure is neutral: it has a score only
             continue
-        for task in (task for task in GENEVAL_TASKS if task in tags):
-            pairs = zip(correct, tags, strict=True)
-            found[f"{name}/{task}"] = [mean if tag == task else None for mean, tag in pairs]
+        parts = of_kinds(correct, tags, GENEVAL_TASKS)
+        found |= {f"{name}/{task}": means for task, means in parts.items()}
     return found
 
 

@@ -41,7 +41,7 @@ SIZES = Sizes(
     pair_flops=28 * 10**12,
     decode_flops=45 * 10**11,
     latent_bytes=10**5,
-    reference_bytes=0,
+    velocity_bytes=0,
     trajectory_bytes=10**6,
     embedding_bytes=10**6,
 )

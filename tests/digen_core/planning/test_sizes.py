@@ -312,13 +312,10 @@ def test_who_generates_may_ask_the_reference_policy(tiny_families):
     assert given.step_flops == round(1.5 * asked.step_flops)
     assert given.pair_flops == pytest.approx(asked.pair_flops - asked.step_flops, rel=0.01)
     numbers = given.latent_bytes // 4
-    assert (asked.reference_bytes, given.reference_bytes) == (0, 2 * 4 * numbers)
+    assert asked.velocity_bytes == given.velocity_bytes == 4 * numbers
     more = given.trajectory_bytes - asked.trajectory_bytes
-    assert more == given.reference_bytes
-    sent = [
-        sent_of(config.asking(who), own).transition
-        for who, own in (("training", asked), ("generation", given))
-    ]
+    assert more == 2 * 4 * numbers
+    sent = [sent_of(config.asking(who), asked).transition for who in ("training", "generation")]
     assert sent[1] - sent[0] == 4 * numbers  # of each trained step
 
 

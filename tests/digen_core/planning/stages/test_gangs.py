@@ -36,7 +36,7 @@ SIZES = Sizes(
     pair_flops=24 * 10**12,
     decode_flops=10**12,
     latent_bytes=1,
-    reference_bytes=0,
+    velocity_bytes=0,
     trajectory_bytes=1,
     embedding_bytes=1,
 )
