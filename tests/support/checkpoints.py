@@ -3,21 +3,25 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from digen_core.checkpoints.manifest import Lineage, Position
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_hash
 from digen_core.training.optimizer import TrainState, version_hash
+from digen_core.transport.arrays import Weights
 
 PROMPTS = ["a red circle", "a blue square"]
 EVALUATION_PROMPTS = ["a green square"]
 
 
-def state_of(version: int, *, average: bool = True, old: bool = False, dtype=np.float32):
+def state_of(
+    version: int, *, average: bool = True, old: bool = False, dtype: DTypeLike = np.float32
+) -> TrainState:
     """Return a train state whose arrays are of several shapes and layouts."""
     random = np.random.default_rng(version)
 
-    def weights():
+    def weights() -> Weights:
         return {
             "transposed": random.normal(size=(3, 2)).astype(dtype).T,
             "strided": random.normal(size=8).astype(dtype)[::2],

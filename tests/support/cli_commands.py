@@ -2,11 +2,14 @@
 
 import inspect
 import re
+from collections.abc import Iterator
+
+from cyclopts import App
 
 from deployments.cli import app
 
 
-def commands(group=app, path=()):
+def commands(group: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
     """Yield every command: the words that call it, and its app."""
     for name in group:
         if name.startswith("-"):
@@ -23,6 +26,6 @@ COMMANDS = {" ".join(path): found for path, found in commands()}
 
 def examples_of(name: str) -> list[str]:
     """The examples in a command's help, each on one line again."""
-    text = inspect.getdoc(COMMANDS[name].default_command)
+    text = inspect.getdoc(COMMANDS[name].default_command) or ""
     matches = re.findall(r"Example: (.*?)(?=\n\n|\nExample:|\Z)", text, re.DOTALL)
     return [" ".join(example.split()) for example in matches]

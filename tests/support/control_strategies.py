@@ -3,14 +3,14 @@
 import hypothesis.strategies as st
 
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Schedule
+from digen_core.control.schedule import Schedule, Workload
 from support.random_cluster import make_workload
 
 NUM_ITERATIONS = 3
 
 
 @st.composite
-def schedules(draw):
+def schedules(draw: st.DrawFn) -> Schedule:
     layout = draw(st.sampled_from(sorted(LAYOUTS)))
     may_be_stale = layout in ("tcss", "elastic")
     counts = st.one_of(st.none(), st.integers(0, 3))
@@ -27,7 +27,7 @@ def schedules(draw):
 
 
 @st.composite
-def workloads(draw):
+def workloads(draw: st.DrawFn) -> Workload:
     group_size = draw(st.sampled_from([2, 6]))
     num_groups, trained = draw(st.integers(1, 4)), draw(st.integers(1, group_size))
     dealt_by = draw(st.sampled_from(["groups", "samples"]))

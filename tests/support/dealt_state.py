@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import DTypeLike
 
 from digen_core.checkpoints.manifest import Position
 from digen_core.checkpoints.tensors import begin, finish, read_checkpoint, write_rows
@@ -15,6 +16,7 @@ from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows, whole_weights
 from digen_core.training.contents import contents_of
 from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+from digen_core.transport.fingerprint import Content
 
 SHAPES = {"a": (7, 3), "b": (2,), "c": (9, 2, 2), "d": (1, 5), "idle": (4,)}
 PARTS = ("weights", "exp_avg", "exp_avg_sq", "ema", "old")
@@ -22,14 +24,14 @@ CONFIG = TrainConfig(learning_rate=1e-2, weight_decay=0.1, ema_decay=0.9, ema_ev
 RATE, OLD_DECAY = 1e-2, 0.25
 
 
-def numbers(seed: int, scale: float = 1.0, dtype=np.float64) -> dict[str, np.ndarray]:
+def numbers(seed: int, scale: float = 1.0, dtype: DTypeLike = np.float64) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {
         name: (scale * rng.standard_normal(shape)).astype(dtype) for name, shape in SHAPES.items()
     }
 
 
-def steps(gang: Gang, scale: float, dtype=np.float64) -> TrainState:
+def steps(gang: Gang, scale: float, dtype: DTypeLike = np.float64) -> TrainState:
     """Return the state of version 3, as this member has it."""
     weights = {name: own_rows(value, gang) for name, value in numbers(0, dtype=dtype).items()}
     state = initial_state(weights, keeps_old=True, gang=gang)
@@ -75,7 +77,7 @@ def stepped(scale: float) -> tuple[TrainState, dict[str, dict[str, np.ndarray]]]
     return state, {part: whole_weights(getattr(state, part), gang) for part in PARTS}
 
 
-def contents(dtypes: list[str]) -> list[dict]:
+def contents(dtypes: list[str]) -> list[dict[str, Content]]:
     """Return the contents of parameters of each dtype, of which this member has its rows."""
     gang = here()
     rows = {name: own_rows(value, gang) for name, value in numbers(5, 50).items()}

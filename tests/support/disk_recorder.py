@@ -29,11 +29,15 @@ SYNCS = ("fsync", "fdatasync")
 COARSE_SECONDS = 0.1  # a file that changed in this time may change again under the same mtime
 
 
+Entry = tuple[str, str | None]
+"""A thing, and the hash of its content; None: a folder."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What is there after a call."""
 
-    tree: dict[str, list]  # path in the folder -> [thing, hash of its content; None: a folder]
+    tree: dict[str, Entry]  # by path in the folder
     synced: str | None = None  # a thing
     promised: int | None = None  # a version that the run was told is on disk
     database: str | None = None  # hash of MLflow's
@@ -47,13 +51,13 @@ class Recorder:
         self.root, self.store = root.resolve(), store
         self._database = self.root / database if database else None
         self._lock = RLock()
-        self._known: dict[str, tuple] = {}
-        self._before: tuple = ()
+        self._known: dict[str, tuple[Any, ...]] = {}
+        self._before: tuple[Any, ...] = ()
         self._link = os.link
         for name in ("contents", "inodes"):
             (store / name).mkdir(parents=True, exist_ok=True)
 
-    def install(self) -> dict[str, Callable]:
+    def install(self) -> dict[str, Callable[..., Any]]:
         """Stand around the calls, and return what was there."""
         originals = {name: getattr(os, name) for name in (*NAMES, *SYNCS)}
         for name, call in originals.items():
@@ -65,7 +69,7 @@ class Recorder:
         with self._alone():
             self._note(promised=version)
 
-    def _around(self, name: str, call: Callable) -> Callable:
+    def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def recorded(target: Any, *others: Any, **settings: Any) -> Any:
             if not self._concerns(target, settings):
@@ -80,7 +84,7 @@ class Recorder:
 
         return recorded
 
-    def _concerns(self, target: Any, settings: dict) -> bool:
+    def _concerns(self, target: Any, settings: dict[str, Any]) -> bool:
         descriptor = target if isinstance(target, int) else settings.get("dir_fd")
         if descriptor is None:
             descriptor = settings.get("src_dir_fd")
@@ -97,17 +101,17 @@ class Recorder:
             yield
 
     def _note(self, synced: str | None = None, promised: int | None = None) -> None:
-        tree = {"": [_thing(self.root.stat()), None], **dict(self._entries(self.root, ""))}
+        tree = {"": (_thing(self.root.stat()), None), **dict(self._entries(self.root, ""))}
         step = {"tree": tree, "synced": synced, "promised": promised}
         if self._database and self._database.exists():
             step["database"] = self._kept_database()
         with (self.store / "steps.jsonl").open("a") as file:
-            if (tree, file.tell()) == self._before and synced is promised is None:
+            if (tree, file.tell()) == self._before and synced is None and promised is None:
                 return
             file.write(json.dumps(step) + "\n")
             self._before = tree, file.tell()
 
-    def _entries(self, folder: Path, prefix: str) -> Iterator[tuple[str, list]]:
+    def _entries(self, folder: Path, prefix: str) -> Iterator[tuple[str, Entry]]:
         with suppress(FileNotFoundError):
             for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                 if not prefix and not entry.name.startswith("test-"):
@@ -115,14 +119,15 @@ class Recorder:
                 path = prefix + entry.name
                 with suppress(FileNotFoundError):
                     if entry.is_dir(follow_symlinks=False):
-                        yield path, [_thing(entry.stat()), None]
+                        yield path, (_thing(entry.stat()), None)
                         yield from self._entries(Path(entry.path), f"{path}/")
                     else:
-                        yield path, [_thing(entry.stat()), self._hash_of(Path(entry.path))]
+                        yield path, (_thing(entry.stat()), self._hash_of(Path(entry.path)))
 
     def _hash_of(self, path: Path) -> str:
         stat = path.stat()
         key = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        found: str
         known, found, was_coarse = self._known.get(str(path), (None, "", True))
         if known is None or known[0] != stat.st_ino:
             with suppress(FileExistsError):
@@ -136,6 +141,7 @@ class Recorder:
     def _kept_database(self) -> str:
         assert self._database is not None
         stat = self._database.stat()
+        found: str
         known, found = self._known.get("database", (None, ""))[:2]
         if known != (stat.st_size, stat.st_mtime_ns):
             with sqlite3.connect(f"file:{self._database}?mode=ro", uri=True) as connection:

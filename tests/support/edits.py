@@ -15,7 +15,8 @@ from PIL import Image
 
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Prompt
-from digen_core.models.policy import Condition, Policy
+from digen_core.models.pipeline.policy import PipelinePolicy
+from digen_core.models.policy import Condition
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.conditions import encoded
 
@@ -44,7 +45,7 @@ def source(seed: int, width: int = 48, height: int = 32) -> SourceImage:
     return SourceImage.of(picture(seed, width, height))
 
 
-def condition_of(policy: Policy, texts: Sequence[str]) -> Condition:
+def condition_of(policy: PipelinePolicy, texts: Sequence[str]) -> Condition:
     """Embed prompts: beside the same picture, if the policy is shown source images."""
     images = (source(0),) * policy.config.num_source_images
     return encoded(policy, [Prompt(text, images=images) for text in texts])
@@ -57,7 +58,8 @@ def showing(pipeline: Any, height: int, width: int) -> AbstractContextManager[An
 
     def dimensions(area: int, ratio: float) -> tuple[int | None, ...]:
         if area != 1024 * 1024:
-            return usual(area, ratio)
+            found: tuple[int | None, ...] = usual(area, ratio)
+            return found
         return (width, height, None) if own is qwen_edit else (width, height)
 
     return patch.object(own, "calculate_dimensions", dimensions)

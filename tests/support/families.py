@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.config import families
 from digen_core.config.families import VIDEO_FAMILIES
-from digen_core.models.policy import ALL_PARTS, Policy
+from digen_core.models.policy import ALL_PARTS, Part, Policy
 from support.tiny_policies import load
 
 FAMILIES = tuple(families.FAMILIES)
@@ -76,7 +76,7 @@ def frames_of(model: str) -> int:
 
 
 def load_tiny(
-    folder: str, name: str, dtype: str = "float32", parts: frozenset = ALL_PARTS, **model: Any
+    folder: str, name: str, dtype: str = "float32", parts: frozenset[Part] = ALL_PARTS, **model: Any
 ) -> Policy:
     """Load a policy at the tests' sizes, of one of ``MODELS``."""
     defaults = {

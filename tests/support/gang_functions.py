@@ -102,7 +102,9 @@ def receipt_of_pull(*arguments: Any) -> Plain:
     """Return what the receipt of a task that calls `pull_rows` says of where it ran."""
     with collecting() as receipt, span_on_receipt("gang"):
         pull_rows(*arguments)
-    return receipt["ran"]
+    ran = receipt["ran"]
+    assert isinstance(ran, dict)
+    return ran
 
 
 def _own(weights: Weights) -> Weights:

@@ -13,6 +13,7 @@ from digen_core.config.run import RunConfig
 from digen_core.gang.members import Gang
 from digen_core.gang.sharding import held
 from digen_core.models.loading import load_trainable
+from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient_sum import _differentiated
@@ -29,7 +30,7 @@ def allocated(work: Callable[..., Any], *arguments: Any) -> int:
         gc.enable()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(accumulate(sizes))
+    return int(max(accumulate(sizes)))
 
 
 def _range(beside: int, work: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
@@ -50,6 +51,7 @@ def peaks(trees: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]
 def _peaks(config: RunConfig, counts: list[int]) -> dict[str, Any]:
     gang = Gang.of(config.parallel)
     policy = load_trainable(config, TRAINER_PARTS, gang)
+    assert isinstance(policy, PipelinePolicy)
     weights = sum(held(parameter).nbytes for parameter in policy.transformer.parameters())
     children = (own for each in policy.transformers for own in each.children())
     blocks = [own for own in children if isinstance(own, nn.ModuleList)]

@@ -34,7 +34,7 @@ def run_gang(size: int, folder: Path, body: Callable[..., Any], *arguments: Any)
         arguments: for it.
     """
     multiprocessing.set_forkserver_preload([*IMPORTS, *_MODELS])
-    processes.start_processes(
+    processes.start_processes(  # type: ignore[attr-defined, no-untyped-call]
         _member, (size, folder, body, arguments), nprocs=size, start_method="forkserver"
     )
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
@@ -45,7 +45,7 @@ def _member(
 ) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what the server has imported, which is much to look through
-    store = dist.FileStore(str(folder / "store"), size)
+    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     try:
         torch.save(body(*arguments), folder / f"{rank}.pt")

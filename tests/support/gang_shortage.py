@@ -12,6 +12,7 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import initial_weights, set_weights
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
+from digen_core.training.pairs import CleanPairs, Pairs
 from support.gang_cases import Case, pairs_of
 from tasks.gang.together import together
 from tasks.train import add_pack, empty_sum
@@ -41,7 +42,8 @@ def train_twice(
     expected = GradientSum()
     expected.add(0, [pack_gradient(alone, pairs, config)])
     set_trap(rank, place)
-    total, parts = empty_sum(RUN), [(0, pairs)]
+    total = empty_sum(RUN)
+    parts: list[tuple[int, Pairs | CleanPairs]] = [(0, pairs)]
     first = add_pack(RUN, 0, total, 0, 0, parts, 0)
     again = add_pack(RUN, 0, total, 0, 0, parts, 0)
     return first, again, whole_sum(total), expected
@@ -85,7 +87,7 @@ def set_trap(rank: int, place: str) -> None:
                 spring()
                 make_room(total, parts)
 
-            GradientSum.make_room = making_room
+            GradientSum.make_room = making_room  # type: ignore[method-assign, assignment]
 
 
 def load_without_room(folder: str, shares: dict[str, Any]) -> None:

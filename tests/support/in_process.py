@@ -3,18 +3,21 @@
 What Dask and Prefect add is tested in tests/integration; this costs a few seconds less.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.packing import by_step
 from digen_core.control.protocol import Fragment
-from digen_core.data.prompts import SizedPrompt, train_prompts
+from digen_core.data.prompts import Prompt, SizedPrompt, train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.training.advantages import advantages_of
+from digen_core.training.optimizer import TrainState
 from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
 from support.packs import packs_of
@@ -26,12 +29,12 @@ from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker.engine import build_engine
 
 
-def call(body, *arguments, **settings):
+def call(body: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """Return the result and the facts of a task's body."""
     return body("run", "label", *arguments, **settings)
 
 
-def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dict]]:
+def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dict[str, Any]]]:
     """Return the last weights and the metrics of each update.
 
     Packs hold pairs of any groups and steps, in a random order.
@@ -46,14 +49,16 @@ def train_in_process(config: RunConfig, folder: Path) -> tuple[Weights, list[dic
     return state.weights, metrics
 
 
-def trained_by(config, fragment):
+def trained_by(config: RunConfig, fragment: Fragment) -> dict[int, Sequence[int]]:
     """Return which samples of a fragment train each step."""
     steps = steps_of_iteration(config, fragment.iteration, fragment.num_steps).trained
     own = own_steps_of_group(config, fragment.iteration, fragment.group, fragment.num_steps)
     return by_step(fragment.samples, steps, own)
 
 
-def _iteration(config, prompts, index, state, folder):
+def _iteration(
+    config: RunConfig, prompts: list[Prompt], index: int, state: TrainState, folder: Path
+) -> tuple[TrainState, dict[str, Any]]:
     round_, size = round_of(config, prompts, index), config.fragment_size
     sized = [
         SizedPrompt(prompt, config.size_of(index, group))
@@ -67,7 +72,8 @@ def _iteration(config, prompts, index, state, folder):
             steps = prompt.num_steps or config.rollout.num_steps
             fragment = Fragment(index, group, number, first, size, num_steps=steps)
             noisy = steps_of_iteration(config, index, steps).noisy
-            body, own = denoise_steps, {"noisy_steps": noisy, "previous": None}
+            body: Callable[..., Any] = denoise_steps
+            own: dict[str, Any] = {"noisy_steps": noisy, "previous": None}
             if prompt.samples:
                 body = encode_samples
                 own = {"images": [prompt.samples[sample] for sample in fragment.samples]}

@@ -26,14 +26,16 @@ class IndependentTag:
         self.num_rollout, self.num_trainers = num_rollout, s.devices - num_rollout
         self.first_helper = s.devices - helpers
         self.random = Random(seed)
-        self.now, self.events, self.order = 0.0, [], count()
+        self.now, self.order = 0.0, count()
+        self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.queue: list[Task] = [
             (group, first, min(s.fragment_size, s.group_size - first), 0)
             for group in range(s.prompts)
             for first in range(0, s.group_size, s.fragment_size)
         ]
         self.unscored = [s.group_size] * s.prompts
-        self.servers, self.waiting = s.reward_servers, []
+        self.servers = s.reward_servers
+        self.waiting: list[tuple[int, int]] = []
         self.ready, self.untrained = 0, s.prompts * s.pairs_per_group
         self.generating: dict[int, Task] = {}
         self.idle: set[int] = set()

@@ -6,12 +6,18 @@ import math
 import string
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+Request = dict[str, Any]
+Answer = Callable[[Request], Any]
+"""Returns a body, or a status with headers and a body."""
 
 MODEL = "tiny/judge"
 
@@ -19,8 +25,10 @@ MODEL = "tiny/judge"
 class JudgeServer:
     """Answers every request with the same text and log-probs, unless ``answers`` say otherwise."""
 
-    def __init__(self, answer=None):
-        self.requests, self.headers, self.answers = [], [], []
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.requests: list[Request] = []
+        self.headers: list[dict[str, str]] = []
+        self.answers: list[Answer] = []
         self.seconds = 0.0
         self.in_flight = self.peak = 0
         self.models = [MODEL]
@@ -32,12 +40,12 @@ class JudgeServer:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
-            def do_GET(self):
+            def do_GET(self) -> None:
                 known = self.path == "/v1/models" and outer.models is not None
                 tree = {"data": [{"id": name} for name in outer.models]} if known else {}
                 self.reply(200 if known else 404, {}, json.dumps(tree).encode())
 
-            def do_POST(self):
+            def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with outer._lock:
                     outer.requests.append(request)
@@ -53,7 +61,9 @@ class JudgeServer:
                     found = fails(404, '{"detail":"Not Found"}')(request)
                 self.reply(*(found if isinstance(found, tuple) else (200, {}, found)))
 
-            def reply(self, status, headers, body):
+            def reply(
+                self, status: int, headers: dict[str, str], body: bytes | dict[str, Any]
+            ) -> None:
                 body = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -61,14 +71,14 @@ class JudgeServer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *args):
+            def log_message(self, *args: object) -> None:
                 pass
 
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
             request_queue_size = 128
 
-            def handle_error(self, *args):
+            def handle_error(self, *args: object) -> None:
                 pass  # who asked may have had enough
 
         self._server = Quiet(("127.0.0.1", 0), Handler)
@@ -78,7 +88,7 @@ class JudgeServer:
         )
         self._thread.start()
 
-    def answer(self, request):
+    def answer(self, request: Request) -> Any:
         if self.models is not None and request["model"] not in self.models:
             return (
                 404,
@@ -87,14 +97,14 @@ class JudgeServer:
             )
         return self._answer(request)
 
-    def close(self):
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 @contextmanager
-def judging(answer=None):
+def judging(answer: Answer | None = None) -> Iterator[JudgeServer]:
     """Yield a server that runs."""
     server = JudgeServer(answer)
     try:
@@ -103,7 +113,7 @@ def judging(answer=None):
         server.close()
 
 
-def says(text="", finish_reason="stop", **probabilities):
+def says(text: str = "", finish_reason: str = "stop", **probabilities: float) -> dict[str, Any]:
     """Return a chat completion with a text, and the first token's probabilities by token."""
     top = [{"token": t, "logprob": math.log(p)} for t, p in probabilities.items()]
     logprobs = {"content": [{**top[0], "top_logprobs": top}]} if top else None
@@ -111,13 +121,13 @@ def says(text="", finish_reason="stop", **probabilities):
     return {"choices": [{"index": 0, "finish_reason": finish_reason, **choice}]}
 
 
-def fails(status, text="", **headers):
+def fails(status: int, text: str = "", **headers: str) -> Answer:
     """Return an answer with a status, whatever the request."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda request: (status, named, text.encode())
 
 
-def images_of(request):
+def images_of(request: Request) -> tuple[list[np.ndarray], list[str]]:
     """Return the images of a request as arrays of uint8, and the kinds of their files."""
     content = request["messages"][-1]["content"]
     addresses = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
@@ -126,7 +136,7 @@ def images_of(request):
     return [np.asarray(Image.open(file).convert("RGB")) for file in files], kinds
 
 
-def texts_of(request):
+def texts_of(request: Request) -> tuple[str, str]:
     """Return the texts of system and user; the former may be none."""
     system = [m["content"] for m in request["messages"] if m["role"] == "system"]
     (user,) = [p["text"] for p in request["messages"][-1]["content"] if p["type"] == "text"]
@@ -136,7 +146,7 @@ def texts_of(request):
 class TinyVlm:
     """A LLaVA of random weights: CLIP's vision tower and a Llama, of a few thousand parameters."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import torch
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers import (
@@ -187,7 +197,7 @@ class TinyVlm:
             num_additional_image_tokens=1,
         )  # fmt: skip
 
-    def log_probs(self, images, system, user):
+    def log_probs(self, images: list[np.ndarray], system: str, user: str) -> dict[str, float]:
         """Return the log-probs of the first token of the answer, by token."""
         import torch
 
@@ -199,7 +209,7 @@ class TinyVlm:
             logits = self.model(**inputs).logits[0, -1].double()
         return dict(zip(self.tokens, logits.log_softmax(-1).tolist(), strict=True))
 
-    def answer(self, request):
+    def answer(self, request: Request) -> Any:
         """Answer a request as such servers do."""
         images, _ = images_of(request)
         found = self.log_probs(images, *texts_of(request))

@@ -14,7 +14,7 @@ from prefect import flow
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
-from digen_core.control.layout import LAYOUTS
+from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.records import IterationRecord, Span
 from support.runs import TOLERANCE, Watch, distance, initial, merged, reference
 
@@ -33,7 +33,7 @@ JOB = {
     "train.adam_eps": 1e-6,  # else Adam blows up the rounding of gradients that are almost 0
 }
 
-NOT_SERIAL = {
+NOT_SERIAL: dict[str, Any] = {
     **dict.fromkeys(("evaluation", "cluster", "schedule", "tracking"), True),
     "prompts": {"train", "evaluation"},
     "rollout": {"fragment_size", "steps_per_task"},
@@ -46,7 +46,7 @@ NOT_SERIAL = {
 class Case:
     """A layout and how the work is cut, placed and disturbed."""
 
-    layout: str
+    layout: LayoutName
     workers: tuple[int, ...]  # (rollout, trainers), or (both,) in a colocated layout
     fragment: int = 2
     pack: int = 3
@@ -56,7 +56,7 @@ class Case:
     share: float | None = None  # of stale groups
     steps_per_task: int = 1
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "-".join(
             [
                 self.layout + (f"{self.share:.0%}" if self.share else ""),
@@ -69,7 +69,7 @@ class Case:
         )
 
     @property
-    def changes(self) -> dict:
+    def changes(self) -> dict[str, Any]:
         """What it changes in the config."""
         return {
             "schedule.layout": self.layout,
@@ -89,7 +89,7 @@ class Case:
         if LAYOUTS[self.layout].colocated:
             roles = [both] * self.workers[0]
         else:
-            roles = [["rollout"]] * self.workers[0] + [["trainer"]] * self.workers[1]
+            roles = [both[:1]] * self.workers[0] + [both[1:]] * self.workers[1]
         return [p.Device(f"worker-{i}", frozenset(own)) for i, own in enumerate(roles)]
 
 
@@ -101,7 +101,7 @@ class DisturbedController(Controller):
     after_event: Callable[[p.Event], None] = staticmethod(lambda event: None)
     num_paused = 0  # fragments that stopped before their last step, of the last controller made
 
-    def __init__(self, *arguments, **settings):
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._random = Random(0)
         self._running: dict[p.Fragment, str] = {}
@@ -150,11 +150,12 @@ class Run:
         others = {device.name for device in self.devices if home not in device.roles}
         return sum(span.kind == kind and span.device in others for span in self.spans)
 
-    def samples(self) -> list[dict]:
+    def samples(self) -> list[dict[str, Any]]:
         """The samples on disk."""
         from digen_core.transport.samples import read_samples
 
-        return read_samples(self.folder / "samples").to_pylist()
+        found: list[dict[str, Any]] = read_samples(self.folder / "samples").to_pylist()
+        return found
 
     def versions(self) -> dict[tuple[int, int], int]:
         """(iteration, group) -> the policy version that generated it."""
@@ -164,7 +165,9 @@ class Run:
         return {group: version for group, (version,) in found.items()}
 
 
-def run_case(case: Case, tree: dict, address: str, monkeypatch, **changes) -> Run:
+def run_case(
+    case: Case, tree: dict[str, Any], address: str, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> Run:
     """Run the job as a case says, with a controller that may disturb it."""
     from flows.runtime.fleet.joining import new_workers
     from flows.runtime.observers import watching
@@ -200,7 +203,7 @@ def train_only(config: RunConfig) -> Path:
         return run.run_dir
 
 
-def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:
+def marked(cases: Sequence[Any], quick: tuple[int, ...], mark: str) -> list[Any]:
     """Leave all but a few cases to the make target of a mark."""
     return [
         pytest.param(
@@ -211,7 +214,7 @@ def marked(cases: list, quick: tuple[int, ...], mark: str) -> list:
     ]
 
 
-BOTH = frozenset({"rollout", "trainer"})
+BOTH: frozenset[p.Role] = frozenset({"rollout", "trainer"})
 HUGE: dict[str, Any] = {
     "rewards": {"smooth_rewards:sometimes_huge": 1e3},  # far above adam_eps
     "algorithm.advantage_scale": "none",
@@ -242,7 +245,12 @@ RELATIVE = {
 """Rewards that compare the samples of a group, and one whose scores are ranked."""
 
 
-def devices_in(layout: str, rollout: str, trainers: Sequence[str], device_of) -> list[p.Device]:
+def devices_in(
+    layout: LayoutName,
+    rollout: str,
+    trainers: Sequence[str],
+    device_of: Callable[[str, frozenset[p.Role]], p.Device],
+) -> list[p.Device]:
     """Return one device that generates and some that train; colocated, all do both."""
     if LAYOUTS[layout].colocated:
         return [device_of(name, BOTH) for name in (rollout, *trainers)]
@@ -260,7 +268,7 @@ def check_skips(run: Run) -> None:
 
 
 @cache
-def serial_runs() -> dict:
+def serial_runs() -> dict[tuple[object, ...], "SerialRun"]:
     """What the serial loop made, by what it depends on: layouts and cuts are not its business."""
     return {}
 

@@ -14,19 +14,19 @@ import requests
 class MlflowServer:
     """A server on a port of its own whose data outlives it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.uri = f"http://127.0.0.1:{free_port()}"
-        self.process = None
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self):
+    def start(self) -> None:
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--port", self.uri.rpartition(":")[2]]
         command += ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
         command += ["--artifacts-destination", f"{self.folder}/artifacts"]
         log = self.folder / "server.log"
         with log.open("a") as file:
-            self.process = subprocess.Popen(
+            self.process = process = subprocess.Popen(
                 command,
                 stdout=file,
                 stderr=file,
@@ -35,11 +35,11 @@ class MlflowServer:
             )
         deadline = time.monotonic() + 120
         while not self.answers():
-            assert self.process.poll() is None, log.read_text()
+            assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, "the MLflow server did not start"
             time.sleep(0.2)
 
-    def stop(self):
+    def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -54,4 +54,4 @@ class MlflowServer:
 def free_port() -> int:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
+        return int(unused.getsockname()[1])

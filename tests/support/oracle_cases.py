@@ -29,16 +29,18 @@ class Case(NamedTuple):
 
     file: str
     group: str
-    index: int
+    place: int
     precision: str
     label: str
 
     def recorded(self, key: str) -> torch.Tensor:
         values = oracle(self.file)[f"{self.group}/{self.precision}/{key}"]
-        return torch.as_tensor(values[self.index])
+        return torch.as_tensor(values[self.place])
 
     def setting(self, key: str) -> np.generic | np.ndarray:
-        return oracle(self.file)[f"{self.group}/{key}"][self.index]
+        values: np.ndarray = oracle(self.file)[f"{self.group}/{key}"]
+        found: np.generic | np.ndarray = values[self.place]
+        return found
 
     def given(self, key: str) -> torch.Tensor:
         shape = "packed3d" if self.group == "mix" else self.group.split("_")[1]
@@ -92,7 +94,7 @@ def cases(file: str, *groups: str) -> list[Case]:
 
 
 def name_of(case: Case) -> str:
-    return f"{case.group}-{case.index}-{case.precision}-{case.label}"
+    return f"{case.group}-{case.place}-{case.precision}-{case.label}"
 
 
 def on_each(recorded: Sequence[Case]) -> Callable[[Callable[[Case], None]], Callable[[], None]]:

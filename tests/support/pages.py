@@ -34,7 +34,7 @@ class Printed:
     answer: str = ""  # the lines that it prints, as one
     is_mention: bool = False  # in prose, so arguments may be left out
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"line {self.line}: {self.text}"
 
 
@@ -48,7 +48,8 @@ class Page:
 
 def read_page(text: str) -> Page:
     """Take a page apart."""
-    commands, files = [], {}
+    commands: list[Printed] = []
+    files: dict[str, str] = {}
     for block in _BLOCK.finditer(text):
         code = block["fenced"] or _without_indent(block["indented"] or "")
         if block["file"]:

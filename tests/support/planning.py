@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
+from digen_core.gang.members import Gang
 from digen_core.planning import memory_count, planner, search
-from digen_core.planning.job import BOTH, Job
+from digen_core.planning.job import Job
+from digen_core.sim.deal import BOTH
 from support.families import MODELS, family_of
 
 FAST = DeviceCosts(
@@ -47,7 +50,7 @@ TRAINED_ON_MORE_BLOCKS = [
 """Models of more blocks and how they are trained: what a few of the blocks tell of all."""
 
 
-def config(**tree) -> RunConfig:
+def config(**tree: Any) -> RunConfig:
     rollout = {"prompts_per_iteration": 4, "group_size": 4, "fragment_size": 2, "num_steps": 4}
     return RunConfig.model_validate({"rollout": rollout, "train": {"pack_size": 4}} | tree)
 
@@ -56,7 +59,7 @@ def free_devices(num_devices: int) -> tuple[Device, ...]:
     return tuple(Device(f"d{index}", BOTH) for index in range(num_devices))
 
 
-def job(num_devices: int = 4, costs: DeviceCosts = FAST, **others) -> Job:
+def job(num_devices: int = 4, costs: DeviceCosts = FAST, **others: Any) -> Job:
     known = Costs(kinds={"default": costs}, **{"optimizer_step": 0.5, "push": 0.5} | others)
     return Job.of(config(), free_devices(num_devices), known)
 
@@ -69,7 +72,7 @@ def counted_once() -> Iterator[None]:
     """
     count, known = memory_count._counted, {}
 
-    def counted(config, folder, gang, computes):
+    def counted(config: RunConfig, folder: Path, gang: Gang, computes: Any) -> Any:
         key = config.model_dump_json(), folder, gang.size, computes
         if key not in known:
             known[key] = count(config, folder, gang, computes)
@@ -88,7 +91,7 @@ def simulated_once() -> Iterator[None]:
     """
     simulate, known = search.simulate_choice, {}
 
-    def simulated(problem, choice, **settings):
+    def simulated(problem: Any, choice: Any, **settings: Any) -> Any:
         key = repr((problem, choice, settings))
         if key not in known:
             known[key] = simulate(problem, choice, **settings)

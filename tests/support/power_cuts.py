@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from support.disk_recorder import Step
+from support.disk_recorder import Entry, Step
 
 Survives = Literal["what is synced", "and all names", "some of the rest", "all"]
 """What survives a cut: nothing that is not synced; also all names, but no content; a part that dice
@@ -101,7 +101,7 @@ class Disk:
         self.database = step.database or self.database
         return self
 
-    def _see(self, tree: dict[str, list]) -> None:
+    def _see(self, tree: dict[str, Entry]) -> None:
         """Take note of a new tree."""
         before, self._numbers = self._numbers, {}
         inside: dict[str, dict[str, int]] = {}

@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -15,15 +17,15 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 class PrefectProcess:
     """One port and one database, whichever process serves them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
         self.api_url = f"http://127.0.0.1:{self._port}/api"
-        self._process = None
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self):
+    def start(self) -> None:
         environment = {
             **os.environ,
             "PREFECT_HOME": str(self._folder / "prefect"),
@@ -43,15 +45,17 @@ class PrefectProcess:
             assert time.monotonic() < deadline, "the Prefect server does not start"
             time.sleep(0.2)
 
-    def stop(self):
-        self._process.terminate()
+    def stop(self) -> None:
+        process = self._process
+        assert process is not None
+        process.terminate()
         try:
-            self._process.wait(timeout=5)  # it waits for those who listen, who do not go
+            process.wait(timeout=5)  # it waits for those who listen, who do not go
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
-    def _answers(self):
+    def _answers(self) -> bool:
         try:
             return httpx.get(f"{self.api_url}/health", timeout=2).is_success
         except httpx.HTTPError:
@@ -59,7 +63,7 @@ class PrefectProcess:
 
 
 @contextmanager
-def prefect_process(folder):
+def prefect_process(folder: Path) -> Iterator[PrefectProcess]:
     """Yield a server that flows of this process, and workers that it starts, report to."""
     server = PrefectProcess(folder)
     server.start()

@@ -7,10 +7,11 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.worlds.shapes import train_prompts as prompts_of_shapes
 from support.cli_commands import COMMANDS
-from support.pages import ROOT, Printed, parts_of
+from support.pages import Printed, parts_of
+from support.paths import ROOT
 
 PREFECT_YAML = ROOT / "deployments" / "prefect.yaml"
 SAMPLES = {
@@ -116,7 +118,7 @@ class Reached(BaseException):
     """The command has passed its checks and would begin."""
 
 
-def _ones(reward, samples, *asked):
+def _ones(reward: object, samples: Sequence[object], *asked: object) -> dict[str, torch.Tensor]:
     """Stand for what a scorer elsewhere answers."""
     return {"score": torch.ones(len(samples))}
 
@@ -124,7 +126,9 @@ def _ones(reward, samples, *asked):
 class Reader:
     """Somebody who types the commands of a page, one after the other, in one folder."""
 
-    def __init__(self, folder: Path, monkeypatch, capfd) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         self._capfd = capfd
         for name in ("deployments", "constraints.txt", "pyproject.toml", "Dockerfile"):
             (folder / name).symlink_to(ROOT / name)
@@ -228,6 +232,7 @@ class Reader:
 
         with cli.make_context("mlflow", list(words)) as context:
             name, found, rest = cli.resolve_command(context, words)
+            assert found is not None
             found.make_context(name, list(rest), parent=context)
 
     def _dask(self, words: list[str], command: Printed) -> None:
@@ -280,7 +285,7 @@ class Reader:
     def _set(self, words: list[str], command: Printed) -> None:
         assert words in (["-a"], ["+a"])
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name == "_.":  # the shell's word for source
             return self._source
         if name in {
@@ -309,17 +314,17 @@ def leave_run(config: RunConfig, folder: Path) -> None:
     (folder / "lineage.json").write_text(lineage.model_dump_json())
 
 
-def _reached(*arguments, **settings):
+def _reached(*arguments: object, **settings: object) -> NoReturn:
     raise Reached
 
 
-def _train(config: RunConfig, resume: Path | None = None):
+def _train(config: RunConfig, resume: Path | None = None) -> NoReturn:
     """Stand for the training of a config: it leaves the run of which a page goes on to speak."""
     leave_run(config, resume or Path("runs/NAME"))
     raise Reached
 
 
-def _up(options, say):
+def _up(options: Any, say: object) -> NoReturn:
     """Stand for what ``digen up`` starts; the files that it takes are looked at."""
     from deployments.shipped import find_cluster
 
@@ -351,7 +356,7 @@ def _like(printed: str, said: str) -> bool:
     return re.search(r".*".join(parts), said) is not None
 
 
-def _check_deployment(arguments: dict, answer: str) -> None:
+def _check_deployment(arguments: dict[str, Any], answer: str) -> None:
     """Check that a deployment is there, and takes the parameters, or refuses them as is printed."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
@@ -362,7 +367,7 @@ def _check_deployment(arguments: dict, answer: str) -> None:
 
     deployed = {}
     for tree in yaml.safe_load(PREFECT_YAML.read_text())["deployments"]:
-        flow = load_flow_from_entrypoint(tree["entrypoint"], use_placeholder_flow=False)
+        flow: Any = load_flow_from_entrypoint(tree["entrypoint"], use_placeholder_flow=False)
         deployed[f"{flow.name}/{tree['name']}"] = flow, tree["parameters"]
     flow, parameters = deployed[arguments["name"]]
     given = {}

@@ -4,20 +4,22 @@ The names stand in these public repositories, in the files named at each functio
 digen's is used here.
 """
 
+from collections.abc import Collection, Iterable
+
 QKV = ("q", "k", "v")
 MLP = ("0", "2")
 
 
-def flat(layers):
+def flat(layers: Iterable[str]) -> set[str]:
     """kohya-ss/sd-scripts and musubi-tuner, class LoRANetwork: the prefix, and _ for all dots."""
     return {"lora_unet_" + layer.replace(".", "_") for layer in layers}
 
 
-def blocks(name, number, layers):
+def blocks(name: str, number: int, layers: Iterable[str]) -> set[str]:
     return {f"{name}.{index}.{layer}" for index in range(number) for layer in layers}
 
 
-def flux(depth, singles):
+def flux(depth: int, singles: int) -> set[str]:
     """black-forest-labs/flux, src/flux/modules/layers.py: DoubleStreamBlock, SingleStreamBlock."""
     double = {
         f"{stream}_{layer}"
@@ -28,7 +30,7 @@ def flux(depth, singles):
     return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
 
 
-def kohya_flux(depth, singles):
+def kohya_flux(depth: int, singles: int) -> set[str]:
     """sd-scripts, networks/lora_flux.py: the blocks, and what begins with the names of in_dims."""
     ends = {"img_in", "txt_in"} | {
         f"{name}_in.{end}" for name in ("time", "vector", "guidance") for end in IN_OUT
@@ -39,7 +41,7 @@ def kohya_flux(depth, singles):
 IN_OUT = ("in_layer", "out_layer")
 
 
-def comfyui_flux(depth, singles):
+def comfyui_flux(depth: int, singles: int) -> set[str]:
     """ComfyUI, comfy/utils.py: flux_to_diffusers; comfy/lora.py puts "transformer." before it."""
     double = {f"attn.to_{name}" for name in QKV} | {f"attn.add_{name}_proj" for name in QKV}
     double |= {"attn.to_out.0", "attn.to_add_out", "norm1.linear", "norm1_context.linear"}
@@ -56,7 +58,7 @@ def comfyui_flux(depth, singles):
     return {f"transformer.{name}" for name in names}
 
 
-def flux2(depth, singles):
+def flux2(depth: int, singles: int) -> set[str]:
     """black-forest-labs/flux2, src/flux2/model.py: DoubleStreamBlock, SingleStreamBlock."""
     double = {f"{stream}_attn.{layer}" for stream in ("img", "txt") for layer in ("qkv", "proj")}
     double |= {f"{stream}_mlp.{end}" for stream in ("img", "txt") for end in MLP}
@@ -64,12 +66,12 @@ def flux2(depth, singles):
     return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
 
 
-def kohya_flux2(depth, singles):
+def kohya_flux2(depth: int, singles: int) -> set[str]:
     """musubi-tuner, networks/lora_flux_2.py: DoubleStreamBlock, SingleStreamBlock."""
     return flat(flux2(depth, singles))
 
 
-def comfyui_flux2(depth, singles):
+def comfyui_flux2(depth: int, singles: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, the published one's."""
     names = {f"{name}_in.{end}" for name in ("time", "guidance") for end in IN_OUT}
     names |= {"img_in", "txt_in", "final_layer.linear", "final_layer.adaLN_modulation.1"}
@@ -78,7 +80,7 @@ def comfyui_flux2(depth, singles):
     return {f"diffusion_model.{name}" for name in flux2(depth, singles) | names}
 
 
-def sd3(depth, dual):
+def sd3(depth: int, dual: Collection[int]) -> set[str]:
     """Stability-AI/sd3.5, mmditx.py: JointBlock of two DismantledBlock, the last one's is short."""
     names = set()
     for index in range(depth):
@@ -92,14 +94,14 @@ def sd3(depth, dual):
     return names
 
 
-def kohya_sd3(depth, dual):
+def kohya_sd3(depth: int, dual: Collection[int]) -> set[str]:
     """sd-scripts, networks/lora_sd3.py: SingleDiTBlock, and what has the names of emb_dims."""
     ends = {f"{name}_embedder.mlp.{end}" for name in "ty" for end in MLP}
     ends |= {"context_embedder", "final_layer.adaLN_modulation.1", "final_layer.linear"}
     return flat(sd3(depth, dual) | ends)
 
 
-def comfyui_sd3(depth, dual):
+def comfyui_sd3(depth: int, dual: Collection[int]) -> set[str]:
     """ComfyUI, comfy/utils.py: mmdit_to_diffusers; comfy/lora.py puts "transformer." before it."""
     layers = {f"{attn}.to_{name}" for attn in ("attn", "attn2") for name in (*QKV, "out.0")}
     layers |= {f"attn.add_{name}_proj" for name in QKV} | {"attn.to_add_out"}
@@ -114,25 +116,25 @@ def comfyui_sd3(depth, dual):
     return {f"transformer.{name}" for name in names}
 
 
-def wan(depth):
+def wan(depth: int) -> set[str]:
     """Wan-Video/Wan2.1, wan/modules/model.py: WanAttentionBlock; ComfyUI's comfy/ldm/wan is so."""
     layers = {f"{attn}_attn.{name}" for attn in ("self", "cross") for name in (*QKV, "o")}
     return blocks("blocks", depth, layers | {f"ffn.{end}" for end in MLP})
 
 
-def kohya_wan(depth):
+def kohya_wan(depth: int) -> set[str]:
     """musubi-tuner, networks/lora_wan.py: WanAttentionBlock."""
     return flat(wan(depth))
 
 
-def comfyui_wan(depth):
+def comfyui_wan(depth: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names."""
     ends = {f"{name}_embedding.{end}" for name in ("time", "text") for end in MLP}
     names = wan(depth) | ends | {"time_projection.1", "head.head"}
     return {f"diffusion_model.{name}" for name in names}
 
 
-def hunyuan_video(depth, singles):
+def hunyuan_video(depth: int, singles: int) -> set[str]:
     """Tencent/HunyuanVideo, hyvideo/modules/models.py: MMDoubleStreamBlock, MMSingleStreamBlock."""
     double = {
         f"{stream}_{layer}"
@@ -143,12 +145,12 @@ def hunyuan_video(depth, singles):
     return blocks("double_blocks", depth, double) | blocks("single_blocks", singles, single)
 
 
-def kohya_hunyuan_video(depth, singles, refiners):
+def kohya_hunyuan_video(depth: int, singles: int, refiners: int) -> set[str]:
     """musubi-tuner, networks/lora.py: HUNYUAN_TARGET_REPLACE_MODULES, the blocks."""
     return flat(hunyuan_video(depth, singles))
 
 
-def comfyui_hunyuan_video(depth, singles, refiners):
+def comfyui_hunyuan_video(depth: int, singles: int, refiners: int) -> set[str]:
     """ComfyUI, comfy/lora.py: of its model's own names, those with _attn.qkv, _attn.proj, _mod.lin,
     modulation.lin, mlp.0 and mlp.2 are also known by the published model's; the others as they are.
     """
@@ -161,7 +163,7 @@ def comfyui_hunyuan_video(depth, singles, refiners):
     return {f"diffusion_model.{name}" for name in names}
 
 
-def qwen_image(depth):
+def qwen_image(depth: int) -> set[str]:
     """QwenLM/Qwen-Image, whose code is diffusers': transformer_qwenimage.py."""
     layers = {f"attn.to_{name}" for name in (*QKV, "out.0", "add_out")}
     layers |= {f"attn.add_{name}_proj" for name in QKV}
@@ -170,19 +172,19 @@ def qwen_image(depth):
     return blocks("transformer_blocks", depth, layers)
 
 
-def kohya_qwen_image(depth):
+def kohya_qwen_image(depth: int) -> set[str]:
     """musubi-tuner, networks/lora_qwen_image.py: QwenImageTransformerBlock."""
     return flat(qwen_image(depth))
 
 
-def comfyui_qwen_image(depth):
+def comfyui_qwen_image(depth: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, diffusers'."""
     names = {"img_in", "txt_in", "norm_out.linear", "proj_out"}
     names |= {f"time_text_embed.timestep_embedder.linear_{number}" for number in (1, 2)}
     return {f"diffusion_model.{name}" for name in qwen_image(depth) | names}
 
 
-def z_image(depth, refiners):
+def z_image(depth: int, refiners: int) -> set[str]:
     """Tongyi-MAI/Z-Image, whose layers are called as in diffusers' transformer_z_image.py."""
     layers = {f"attention.to_{name}" for name in (*QKV, "out.0")}
     layers |= {f"feed_forward.w{number}" for number in (1, 2, 3)}
@@ -191,12 +193,12 @@ def z_image(depth, refiners):
     return names | blocks("context_refiner", refiners, layers)
 
 
-def kohya_z_image(depth, refiners):
+def kohya_z_image(depth: int, refiners: int) -> set[str]:
     """musubi-tuner, networks/lora_zimage.py: ZImageTransformerBlock, the refiners' too."""
     return flat(z_image(depth, refiners))
 
 
-def comfyui_z_image(depth, refiners):
+def comfyui_z_image(depth: int, refiners: int) -> set[str]:
     """ComfyUI, comfy/utils.py: z_image_to_diffusers; comfy/lora.py: "diffusion_model." before it,
     or "transformer.", which diffusers does not read with an alpha.
     """
@@ -205,7 +207,7 @@ def comfyui_z_image(depth, refiners):
     return {f"diffusion_model.{name}" for name in z_image(depth, refiners) | names}
 
 
-def hunyuan_video15(depth):
+def hunyuan_video15(depth: int) -> set[str]:
     """Tencent-Hunyuan/HunyuanVideo-1.5, hyvideo/models: MMDoubleStreamBlock, q, k, v apart."""
     layers = {
         f"{stream}_{layer}"
@@ -216,12 +218,12 @@ def hunyuan_video15(depth):
     return blocks("double_blocks", depth, layers)
 
 
-def kohya_hunyuan_video15(depth, refiners):
+def kohya_hunyuan_video15(depth: int, refiners: int) -> set[str]:
     """musubi-tuner, networks/lora_hv_1_5.py: MMDoubleStreamBlock."""
     return flat(hunyuan_video15(depth))
 
 
-def comfyui_hunyuan_video15(depth, refiners):
+def comfyui_hunyuan_video15(depth: int, refiners: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, comfy/ldm/hunyuan_video
     with the DoubleStreamBlock of comfy/ldm/flux/layers.py and the MLPProj of comfy/ldm/wan.
     """
@@ -243,7 +245,7 @@ def comfyui_hunyuan_video15(depth, refiners):
     return {f"diffusion_model.{name}" for name in names}
 
 
-def comfyui_ltx2(depth):
+def comfyui_ltx2(depth: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, which are the published
     one's, comfy/ldm/lightricks: those of the video, which has no part in the audio.
     """

@@ -1,6 +1,7 @@
 """What real workers do in tests of pulls."""
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tasks.worker.shelf import Shelf
 RUN = "run"
 
 
-def weights_of(megabytes: int):
+def weights_of(megabytes: int) -> dict[str, np.ndarray]:
     """Return weights in bfloat16."""
     rng = np.random.default_rng(megabytes)
     shape = (megabytes, 500_000)
@@ -32,7 +33,7 @@ def shelve(megabytes: int) -> PolicyVersion:
 
 def pull(pushed: PolicyVersion, address: str, seconds: float = 60.0) -> tuple[bool, float, int]:
     """Pull it from there; say whether it is the same, how long it took and its bytes."""
-    pulling.BUCKET_SECONDS = seconds
+    pulling.BUCKET_SECONDS = seconds  # type: ignore[misc]  # in this process alone
     started = time.monotonic()
     arrived = pulling.pull(RUN, pushed, [address], ALONE)
     seconds = time.monotonic() - started
@@ -47,10 +48,11 @@ def serve_slowly(seconds: float) -> None:
 
     serve = pulling._serve
 
-    async def slowly(**asked):
+    async def slowly(**asked: Any) -> Any:
         await asyncio.sleep(seconds)
         return await serve(**asked)
 
+    assert pulling._worker is not None
     pulling._worker.handlers["digen_pull"] = slowly
 
 

@@ -1,27 +1,37 @@
 """A cluster that carries out instructions in random order, and checks what must always hold."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from random import Random
 from statistics import fmean
-from typing import get_args
+from typing import Any, get_args
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.costs import Costs, DeviceCosts, Linear
-from digen_core.control.layout import LAYOUTS
+from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.schedule import UNMIXED, GroupOrder, Mixing, Schedule, Workload
 
-ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
+Pair = tuple[int, int, int, int]  # update, group, step, sample
+
+ROLLOUT: frozenset[p.Role] = frozenset({"rollout"})
+TRAINER: frozenset[p.Role] = frozenset({"trainer"})
 NUM_STEPS = 4
 TRAINED = (0, 2)
 OWN_TRAINED = {2: (1,), 3: (0, 1, 2), NUM_STEPS: TRAINED}
 """By their number of steps, which of them trajectories train."""
 
 
-def make_devices(layout, num_rollout, num_trainers, kinds=("default",), sites=("",)):
+def make_devices(
+    layout: LayoutName,
+    num_rollout: int,
+    num_trainers: int,
+    kinds: Sequence[str] = ("default",),
+    sites: Sequence[str] = ("",),
+) -> list[p.Device]:
     """Return devices whose kinds, and sites, take turns."""
 
-    def devices(name, roles, number):
+    def devices(name: str, roles: frozenset[p.Role], number: int) -> list[p.Device]:
         return [
             p.Device(f"{name}-{i}", roles, kinds[i % len(kinds)], site=sites[i % len(sites)])
             for i in range(number)
@@ -42,7 +52,7 @@ def make_costs(switch: float = 0.0) -> Costs:
     return Costs(kinds=kinds, switch_to_rollout=switch, switch_to_trainer=switch)
 
 
-def make_workload(**changes) -> Workload:
+def make_workload(**changes: Any) -> Workload:
     shape = {
         "num_groups": 2,
         "group_size": 4,
@@ -55,7 +65,13 @@ def make_workload(**changes) -> Workload:
 
 
 def make_controller(
-    layout="disaggregated", num_rollout=1, num_trainers=1, *, switch=0.0, workload=None, **schedule
+    layout: LayoutName = "disaggregated",
+    num_rollout: int = 1,
+    num_trainers: int = 1,
+    *,
+    switch: float = 0.0,
+    workload: Workload | None = None,
+    **schedule: Any,
 ) -> Controller:
     devices = make_devices(layout, num_rollout, num_trainers)
     made = Schedule(LAYOUTS[layout], **schedule)
@@ -67,33 +83,36 @@ class RandomCluster:
 
     def __init__(
         self,
-        controller,
-        workload,
-        schedule,
-        devices,
+        controller: Any,
+        workload: Workload,
+        schedule: Schedule,
+        devices: Sequence[p.Device],
         *,
         random: Random,
-        skipped=(),
-        refill=0,
-        not_updated=(),
+        skipped: Iterable[tuple[int, int]] = (),
+        refill: int = 0,
+        not_updated: Iterable[int] = (),
         mixed: Random | None = None,  # draws costs and steps of groups; None: all are alike
-    ):
-        self.mixed, self.offers = mixed, {}
+    ) -> None:
+        self.mixed = mixed
+        self.offers: dict[int, p.IterationOffered] = {}
         self.it, self.workload, self.schedule, self.random = controller, workload, schedule, random
         self.devices = {device.name for device in devices}
         self.gone: list[p.Device] = []  # lost; they may come back
         self.known = {device.name: device for device in devices}
         #: In the order in which they came: the first holds the state, the second copies it.
         self.trainers = [d.name for d in devices if "trainer" in d.roles]
-        self.states = {name: set() for name in self.devices}  # versions of the optimizer's state
+        #: Versions of the optimizer's state.
+        self.states: dict[str, set[int]] = {name: set() for name in self.devices}
         self.states[self.trainers[0]] = {0}
         self.skipped = set(skipped)  # (iteration, group)
         self.not_updated = set(not_updated)  # iterations of which an update's gradient is NaN
         self.refill = refill  # times that each of them may be replaced
         self.replaced: set[tuple[int, int]] = set()
-        self.queues = {name: [] for name in self.devices}  # in order, as a worker runs them
+        #: In order, as a worker runs them.
+        self.queues: dict[str, list[p.Instruction]] = {name: [] for name in self.devices}
         self.others: list[p.Instruction] = []  # scores, pushes: in any order
-        self.held = {name: set() for name in self.devices}
+        self.held: dict[str, set[int]] = {name: set() for name in self.devices}
         self.version = 0
         self.next_step: dict[p.Fragment, int] = {}
         self.version_of: dict[tuple[int, int], int] = {}
@@ -101,7 +120,7 @@ class RandomCluster:
         self.on: dict[p.Fragment, set[str]] = defaultdict(set)
         self.with_advantages: dict[tuple[int, int], tuple[int, ...]] = {}
         self.sums: dict[str, list[p.Pack]] = defaultdict(list)
-        self.trained: dict[tuple[int, int], list[tuple]] = {}  # by iteration and update
+        self.trained: dict[tuple[int, int], list[Pair]] = {}  # by iteration and update
         self.reduced = 0  # the update whose gradient is whole
         self.made_in: dict[int, int] = {}  # version -> iteration
         self.pausing: set[p.Fragment] = set()
@@ -114,9 +133,9 @@ class RandomCluster:
         self,
         num_iterations: int,
         *,
-        pause_odds=0.0,
+        pause_odds: float = 0.0,
         losses: int = 0,
-        holder_odds=0.2,
+        holder_odds: float = 0.2,
         joins: bool = False,
         leaves: int = 0,
         fits: int = 10**9,
@@ -163,7 +182,9 @@ class RandomCluster:
             self.tell(self._event_of(do, pause_odds))
 
     def _offer(self, index: int) -> p.IterationOffered:
-        costs, steps, mixing, draw = (), (), UNMIXED, self.mixed
+        costs: tuple[float, ...] = ()
+        steps: tuple[int, ...] = ()
+        mixing, draw = UNMIXED, self.mixed
         if draw is not None:
             groups = range(self.workload.num_groups * (1 + self.refill))
             if draw.random() < 0.7:
@@ -252,7 +273,7 @@ class RandomCluster:
         """Say whether the state is left; a run that is not stale has it wherever a copy is."""
         left = [name for name in self.trainers if name not in lost]
         has = bool(left) and self.version in self.states[left[0]]
-        survives = self.it.survives(lost)
+        survives = bool(self.it.survives(lost))
         assert survives <= has
         assert has == survives or self.num_behind
         return survives
@@ -323,6 +344,7 @@ class RandomCluster:
                     self.others.append(do)
 
     def _check(self, do: p.Instruction) -> None:
+        assert not isinstance(do, p.ComputeAdvantages | p.FinishIteration)
         assert do.device in self.devices, "work for a device that is not there"
         self._check_state(do)
         match do:
@@ -479,7 +501,7 @@ class RandomCluster:
         self.replaced |= {(index, group) for group in flat}
         return tuple((group, group + number) for group in flat)
 
-    def _summed(self) -> list[tuple]:
+    def _summed(self) -> list[Pair]:
         return [
             (block.update, block.fragment.group, block.step, sample)
             for packs in self.sums.values()
@@ -492,8 +514,8 @@ class RandomCluster:
         everyone = range(self.workload.group_size)
         return tuple(sorted(self.random.sample(everyone, self.workload.trained_per_group)))
 
-    def expected_pairs(self, index: int) -> set[tuple]:
-        pairs = set()
+    def expected_pairs(self, index: int) -> set[Pair]:
+        pairs: set[Pair] = set()
         for slot in range(self.workload.num_groups):
             group = slot
             while (index, group) in self.replaced:

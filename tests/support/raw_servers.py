@@ -2,21 +2,25 @@
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+Answer = Callable[[socket.socket, threading.Event], None]
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @contextmanager
-def serving(answer):
+def serving(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
     """Yield the address of a server, and the requests it got.
 
     Args:
         answer: called with each connection, when a request's headers are there.
     """
-    requests, is_over = [], threading.Event()
+    requests: list[bytes] = []
+    is_over = threading.Event()
 
-    def serve(connection):
+    def serve(connection: socket.socket) -> None:
         with connection:
             data = b""
             while b"\r\n\r\n" not in data:
@@ -27,7 +31,7 @@ def serving(answer):
             except OSError:
                 return  # the other side had enough
 
-    def accept():
+    def accept() -> None:
         while True:
             try:
                 connection, _ = listener.accept()
@@ -42,10 +46,10 @@ def serving(answer):
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def sends(*parts):
+def sends(*parts: bytes) -> Answer:
     """Return an answer that sends what it is given, and waits for the end."""
 
-    def answer(connection, is_over):
+    def answer(connection: socket.socket, is_over: threading.Event) -> None:
         for part in parts:
             connection.sendall(part)
         is_over.wait()
@@ -53,10 +57,10 @@ def sends(*parts):
     return answer
 
 
-def drips(start, drop):
+def drips(start: bytes, drop: bytes) -> Answer:
     """Return an answer that goes on for ever, a few bytes at a time."""
 
-    def answer(connection, is_over):
+    def answer(connection: socket.socket, is_over: threading.Event) -> None:
         connection.sendall(start)
         while not is_over.wait(0.02):
             connection.sendall(drop)
@@ -64,7 +68,7 @@ def drips(start, drop):
     return answer
 
 
-def floods(connection, is_over):
+def floods(connection: socket.socket, is_over: threading.Event) -> None:
     """Send an endless answer as fast as it is read."""
     connection.sendall(OK + b"\r\n")
     while not is_over.is_set():

@@ -3,10 +3,11 @@
 from contextlib import suppress
 from itertools import count
 from random import Random
+from typing import Any
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
-from digen_core.control.layout import LAYOUTS
+from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.eventlog.recorder import Recorder
 from digen_core.eventlog.under_way import after
@@ -20,7 +21,7 @@ class EnoughError(Exception):
 class Recorded(Recorder):
     """A recorder whose clock counts, from 1000 on, and that may end in the middle of a run."""
 
-    def __init__(self, controller: Controller, most: int = 10**9, most_events: int = 10**9):
+    def __init__(self, controller: Controller, most: int = 10**9, most_events: int = 10**9) -> None:
         ticks = count(1000)
         super().__init__(controller, lambda: float(next(ticks)), most_events)
         self.most = most
@@ -36,7 +37,7 @@ class Recorded(Recorder):
 class RecordedCluster(RandomCluster):
     """Checks after each event that what is under way is what its devices have not done."""
 
-    def tell(self, event):
+    def tell(self, event: p.Event) -> None:
         super().tell(event)
         if isinstance(event, p.ReduceFailed):
             return  # a device is gone, which is told next
@@ -49,7 +50,12 @@ class RecordedCluster(RandomCluster):
 
 
 def recorded(
-    layout="tcss", seed=0, num_iterations=3, most=10**9, most_events=10**9, **options
+    layout: LayoutName = "tcss",
+    seed: int = 0,
+    num_iterations: int = 3,
+    most: int = 10**9,
+    most_events: int = 10**9,
+    **options: Any,
 ) -> Recorded:
     """Return a recorder of a controller that ran so many iterations, or events."""
     workload = make_workload(num_groups=3)

@@ -1,10 +1,13 @@
 """A small run that is interrupted and resumed, and what is to be left of it in the end."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
+from digen_core.checkpoints.manifest import Position
 from digen_core.config.run import RunConfig
 from support.runs import TOLERANCE, distance, initial, reference
 
@@ -25,13 +28,19 @@ def stop_at_the_third_version(config: RunConfig) -> None:
     """Run a config until the version with which its third iteration ends is to be kept."""
     from flows import post_train
     from flows.runtime import publishing
+    from tasks.worker.checkpoint import keep_checkpoint
 
-    keep = publishing.keep_checkpoint
-
-    def keep_two(client, workers, run_id, version, run_dir, position):
+    def keep_two(
+        client: Client,
+        workers: Sequence[str],
+        run_id: str,
+        version: int,
+        run_dir: Path,
+        position: Position,
+    ) -> object:
         if version == 3 * config.train.updates_per_iteration:
             raise StoppedError
-        return keep(client, workers, run_id, version, run_dir, position)
+        return keep_checkpoint(client, workers, run_id, version, run_dir, position)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "keep_checkpoint", keep_two)
@@ -59,7 +68,9 @@ def check_run(folder: Path, config: RunConfig) -> None:
     assert names == [(i, g, s) for i in every[0] for g in every[1] for s in every[2]]
 
     client = MlflowClient(f"sqlite:///{folder.parent}/mlflow.db")
-    run = client.get_run(read_lineage(folder).mlflow_run_id)
+    lineage = read_lineage(folder)
+    assert lineage is not None
+    run = client.get_run(lineage.mlflow_run_id)
     assert run.info.status == "FINISHED"
     for name in run.data.metrics:
         steps = Counter(metric.step for metric in client.get_metric_history(run.info.run_id, name))

@@ -43,7 +43,8 @@ def recorded(flow_run_id: Any, num_task_runs: int) -> dict[Any, Any]:
         return {r.id: r for r in ended} if len(ended) == num_task_runs else None
 
     with get_client(sync_client=True) as client:
-        return until(read)
+        found: dict[Any, Any] = until(read)
+        return found
 
 
 def states_of(task_run_id: Any) -> list[State[Any]]:
@@ -52,7 +53,10 @@ def states_of(task_run_id: Any) -> list[State[Any]]:
 
 
 def flow_run_id() -> Any:
-    return FlowRunContext.get().flow_run.id
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return context.flow_run.id
 
 
 @dataclass
@@ -72,7 +76,7 @@ def add(x: int, y: int) -> int:
 
 @task
 def total(nested: dict[str, Any]) -> int:
-    return nested["one"] + sum(nested["list"][0]) + sum(nested["tuple"])
+    return int(nested["one"] + sum(nested["list"][0]) + sum(nested["tuple"]))
 
 
 @task
@@ -138,7 +142,7 @@ class Big:
 @task
 def make_big() -> Any:
     big = Big()
-    get_worker().weak_big = weakref.ref(big)
+    get_worker().weak_big = weakref.ref(big)  # type: ignore[attr-defined]
     return big
 
 

@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from digen_core.config.run import RunConfig
+from digen_core.records import IterationRecord
+from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer
 from support.tiny_policies import TINY
+
+if TYPE_CHECKING:
+    from digen_core.reference.loop import SerialRun
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of a run's weights to the reference's
 
@@ -22,7 +28,7 @@ PROMPTS = [
 HELD_OUT = ["a green square", "two red triangles", "a blue circle above a red square"]
 
 
-def tree_of(model: str, folder: Path) -> dict:
+def tree_of(model: str, folder: Path) -> dict[str, Any]:
     """Write prompts into a folder and return the config of a small run, as a tree to be changed."""
     train, evaluation = folder / "train.txt", folder / "evaluation.txt"
     train.write_text("\n".join(PROMPTS))
@@ -49,7 +55,7 @@ OWN_STEPS = (4, 2, None, 3, 2)
 """Of the prompts of ``with_own_steps``; None is a row that says nothing."""
 
 
-def with_own_steps(tree: dict) -> dict:
+def with_own_steps(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the tree with prompts that say in how many steps they are denoised, up to four."""
     path = Path(tree["prompts"]["train"]).with_name("steps.jsonl")
     rows = [{"prompt": p, "T": n} for p, n in zip(PROMPTS, OWN_STEPS, strict=True)]
@@ -58,7 +64,7 @@ def with_own_steps(tree: dict) -> dict:
     return merged(tree, changes)
 
 
-def merged(tree: dict, changes: dict) -> dict:
+def merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Lay dotted changes over a config tree."""
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for key, value in changes.items():
@@ -70,13 +76,13 @@ def merged(tree: dict, changes: dict) -> dict:
     return result
 
 
-def only_run(tree: dict) -> Path:
+def only_run(tree: dict[str, Any]) -> Path:
     """Return the folder of the only run in a config's runs_dir."""
     (config,) = Path(tree["tracking"]["runs_dir"]).glob("*/config.json")
     return config.parent
 
 
-def training_in_mlflow(runs_dir: Path | str):
+def training_in_mlflow(runs_dir: Path | str) -> Any:
     """Return the only training in the database of a folder, past its nested evaluations."""
     from mlflow import MlflowClient
 
@@ -87,7 +93,7 @@ def training_in_mlflow(runs_dir: Path | str):
     return found
 
 
-def reference(config: RunConfig, **options):
+def reference(config: RunConfig, **options: Any) -> "SerialRun":
     """Run the serial loop for a config."""
     from digen_core.data.prompts import train_prompts
     from digen_core.models.loading import load_trainable
@@ -101,7 +107,7 @@ def reference(config: RunConfig, **options):
     return post_train_serially(config, policy, train_prompts(config), rewards, **options)
 
 
-def initial(config: RunConfig):
+def initial(config: RunConfig) -> Weights:
     """Return version 0."""
     from digen_core.models.loading import load_trainable
     from digen_core.models.policy import TRAINER_PARTS
@@ -111,22 +117,22 @@ def initial(config: RunConfig):
     return initial_weights(policy, config.train.lora, seed=config.seed)
 
 
-def distance(left: dict, right: dict) -> float:
+def distance(left: Weights, right: Weights) -> float:
     """Largest difference relative to the largest weight."""
     assert left.keys() == right.keys()
     scale = np.max([np.abs(value).max() for value in right.values()])
-    return np.max([np.abs(left[name] - right[name]).max() for name in right]) / scale
+    return float(np.max([np.abs(left[name] - right[name]).max() for name in right]) / scale)
 
 
 class Watch(Observer):
     """Notes what a run shows."""
 
-    def __init__(self):
-        self.records = []
-        self.warnings = []
+    def __init__(self) -> None:
+        self.records: list[IterationRecord] = []
+        self.warnings: list[str] = []
 
-    def on_warning(self, text):
+    def on_warning(self, text: str) -> None:
         self.warnings.append(text)
 
-    def on_iteration(self, record):
+    def on_iteration(self, record: IterationRecord) -> None:
         self.records.append(record)

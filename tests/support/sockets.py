@@ -45,7 +45,7 @@ def run_code_at(address: str, security: Security | None = None) -> int:
         arguments = (security or Security()).get_connection_args("client")
         async with rpc(address, connection_args=arguments, timeout=2) as worker:
             answer = await worker.run(function=dumps(os.getpid), wait=True)
-        return answer["result"]
+        return int(answer["result"])
 
     return asyncio.run(attack())
 
@@ -67,7 +67,7 @@ def documented(command: str) -> dict[str, str]:
 
 def parts_of_dask(client: Client) -> dict[Address, str]:
     """Return what the scheduler knows to listen: address -> part of the table."""
-    identity = client.sync(client.scheduler.identity, n_workers=-1)
+    identity = client.sync(client.scheduler.identity, n_workers=-1)  # type: ignore[union-attr]
     parts = {identity["address"]: "Dask scheduler"}
     parts |= dict.fromkeys(identity["workers"], "worker")
     parts |= {worker["nanny"]: "nanny" for worker in identity["workers"].values()}

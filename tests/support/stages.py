@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def chain_of_tiny(folder: str, family: str, rank: int | None, again: bool) -> Ch
 
 
 def chain_of_arrays(
-    forward: Numbers, weights: Numbers, cuts: Numbers, *, back: float = 2.0, **settings
+    forward: Numbers, weights: Numbers, cuts: Numbers, *, back: float = 2.0, **settings: Any
 ) -> Chain:
     """Return a chain of blocks with nothing beside them, whose backward is so many forwards."""
     nothing = Block("nothing", 0, 0, 0, 0)
@@ -37,7 +38,8 @@ def chain_of_arrays(
         Block(f"blocks.{n}", flops, back * flops, num_bytes, 0, 0, cut)
         for n, (flops, num_bytes, cut) in enumerate(zip(forward, weights, cuts, strict=True))
     )
-    return Chain(**{"before": nothing, "blocks": tuple(blocks), "after": nothing} | settings)
+    parts: dict[str, Any] = {"before": nothing, "blocks": tuple(blocks), "after": nothing}
+    return Chain(**parts | settings)
 
 
 def random_chain(random: np.random.Generator, num_blocks: int = 8) -> Chain:
@@ -47,7 +49,9 @@ def random_chain(random: np.random.Generator, num_blocks: int = 8) -> Chain:
     return chain_of_arrays(forward * 1e12, weights * 1e9, cuts, velocity_bytes=2.6e5)
 
 
-def random_network(random: np.random.Generator, sizes: Sequence[int], memory=(3e9, 6e9)) -> Network:
+def random_network(
+    random: np.random.Generator, sizes: Sequence[int], memory: Sequence[float] = (3e9, 6e9)
+) -> Network:
     """Return devices at sites: 0.1 to 1.2 GB/s at one, 1 to 12 MB/s from one to another."""
     where = np.repeat(range(len(sizes)), sizes)
     shape = 2 * (len(where),)

@@ -41,7 +41,7 @@ def stock(folder: str) -> Any:
     return pipeline
 
 
-class EulerUniPC(UniPCMultistepScheduler):
+class EulerUniPC(UniPCMultistepScheduler):  # type: ignore[misc]
     """Wan's scheduler, of first order (Euler's steps), with timesteps that are not truncated."""
 
     def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class EulerUniPC(UniPCMultistepScheduler):
         self.timesteps = 1000 * self.sigmas[:-1]
 
 
-class EulerDPMSolver(DPMSolverMultistepScheduler):
+class EulerDPMSolver(DPMSolverMultistepScheduler):  # type: ignore[misc]
     """Sana's scheduler, as that of Wan, from pure noise."""
 
     def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ def generate(
     elif family in GUIDED:
         call["negative_prompt"] = [NEGATIVE] * count
     call = _prepared(pipeline, family, call)
-    made = pipeline(
+    made: tuple[torch.Tensor, ...] = pipeline(
         prompt=list(prompts),
         latents=noise,
         output_type=output_type,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ TEXT = {
 _HEAD = {0: (1024, WIDTH), 2: (128, 1024), 4: (64, 128), 6: (16, 64), 7: (1, 16)}
 
 
-def write_image_reward(folder: Path, **changes) -> Path:
+def write_image_reward(folder: Path, **changes: Any) -> Path:
     """Write ``ImageReward.pt``, ``med_config.json`` and a tokenizer's folder beside them.
 
     Args:

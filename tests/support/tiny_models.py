@@ -2,6 +2,7 @@
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def write_clip(folder: Path, width: int = 16) -> str:
     return path
 
 
-def write_dino(folder: Path, **changes) -> str:
+def write_dino(folder: Path, **changes: Any) -> str:
     """Write a ViT in the files of the published DINO, for images of 32 pixels; return its folder.
 
     As there the weights of a pooler are missing.

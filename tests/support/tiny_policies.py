@@ -10,7 +10,7 @@ import numpy as np
 from digen_core.config.model import ModelConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
-from digen_core.models.policy import ALL_PARTS, Policy
+from digen_core.models.policy import ALL_PARTS, Part, Policy
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.transport.arrays import to_array
 
@@ -23,7 +23,9 @@ TINY = {"height": 32, "width": 32, "num_frames": 1, "max_sequence_length": 12}
 _pipelines: dict[tuple[object, ...], Any] = {}
 
 
-def load(path: str, dtype: str = "float64", parts: frozenset = ALL_PARTS, **model: Any) -> Policy:
+def load(
+    path: str, dtype: str = "float64", parts: frozenset[Part] = ALL_PARTS, **model: Any
+) -> Policy:
     """Load a policy, without anything to train; a folder's files are read once, if they stay.
 
     A copy of what was read takes a third of the time.
@@ -34,7 +36,7 @@ def load(path: str, dtype: str = "float64", parts: frozenset = ALL_PARTS, **mode
     beside = config.model_dump_json(exclude={*TINY, "sizes", "guidance_scale", "negative_prompt"})
     read = adapter.load_pipeline
 
-    def copied(config: ModelConfig, parts: frozenset, *place: Any) -> Any:
+    def copied(config: ModelConfig, parts: frozenset[Part], *place: Any) -> Any:
         key = (files, beside, parts, *place)
         if key not in _pipelines:
             _pipelines[key] = read(config, parts, *place)

@@ -125,7 +125,9 @@ def in_old_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def write_hps3(folder: Path, rename: Callable[..., dict[str, Tensor]] = dict, **changes) -> Any:
+def write_hps3(
+    folder: Path, rename: Callable[..., dict[str, Tensor]] = dict, **changes: Any
+) -> Any:
     """Write ``HPSv3.safetensors``, a template, and a base; return the model.
 
     Args:
@@ -149,7 +151,7 @@ def write_video_reward(
     folder: Path,
     rename: Callable[..., dict[str, Tensor]] = in_old_names,
     settings: dict[str, dict[str, Any]] | None = None,
-    **changes,
+    **changes: Any,
 ) -> Any:
     """Write ``model_config.json``, ``checkpoint-12/model.pth``, a template, and a base.
 

@@ -1,30 +1,55 @@
 """Spans of schedules: single ones written down, and whole iterations of a toy scheduler."""
 
 import heapq
+from typing import Any
 
 from digen_core.control.protocol import Device
-from digen_core.records import Span
+from digen_core.records import Span, SpanKind
 
 
-def span(kind, device, started, ended, iteration=0, queued=None, **fields):
+def span(
+    kind: SpanKind,
+    device: str,
+    started: float,
+    ended: float,
+    iteration: int = 0,
+    queued: float | None = None,
+    **fields: Any,
+) -> Span:
     """Return a span that was asked for when it started, if nothing else is said."""
     queued = started if queued is None else queued
     return Span(iteration, f"{kind} on {device}", kind, device, queued, started, ended, **fields)
 
 
-def denoise(device, started, ended, group=0, fragment=0, first=0, end=1, version=0, **fields):
+def denoise(
+    device: str,
+    started: float,
+    ended: float,
+    group: int = 0,
+    fragment: int = 0,
+    first: int = 0,
+    end: int = 1,
+    version: int = 0,
+    **fields: Any,
+) -> Span:
     names = {"group": group, "fragment": fragment, "first_step": first, "end_step": end}
     return span("denoise", device, started, ended, version=version, **names, **fields)
 
 
-def devices_of(num_rollout, num_trainers):
+def devices_of(num_rollout: int, num_trainers: int) -> list[Device]:
     return [
         *(Device(f"rollout-{n}", frozenset({"rollout"})) for n in range(num_rollout)),
         *(Device(f"trainer-{n}", frozenset({"trainer"})) for n in range(num_trainers)),
     ]
 
 
-def pipeline(num_rollout, num_trainers, num_iterations=1, latency=0.02, reward=0.3):
+def pipeline(
+    num_rollout: int,
+    num_trainers: int,
+    num_iterations: int = 1,
+    latency: float = 0.02,
+    reward: float = 0.3,
+) -> list[Span]:
     """Return the spans of GAP iterations: groups in order, trained as soon as they are scored.
 
     Rewards come from a server of its own, "reward-0". A step is 0.2 s, a pack 0.5 s, the optimizer
@@ -39,10 +64,17 @@ def pipeline(num_rollout, num_trainers, num_iterations=1, latency=0.02, reward=0
     return spans
 
 
-def _iteration(iteration, begin, rollouts, trainers, latency, reward):
+def _iteration(
+    iteration: int,
+    begin: float,
+    rollouts: list[str],
+    trainers: list[str],
+    latency: float,
+    reward: float,
+) -> list[Span]:
     spans, version, num_groups = [], iteration, max(4, len(rollouts) // 2)
 
-    def add(kind, device, ready, seconds, **fields):
+    def add(kind: SpanKind, device: str, ready: float, seconds: float, **fields: Any) -> float:
         started = ready + latency
         fields.setdefault("version", version)
         spans.append(
