@@ -9,9 +9,9 @@ Generation goes first: a fragment's rewards and pairs come after it, a pair has 
 from collections.abc import Sequence
 from math import ceil
 
-from digen_core.control.device_index import Traits
-from digen_core.control.device_state import DeviceState
-from digen_core.control.fleet import Fleet
+from digen_core.control.devices.device_index import Traits
+from digen_core.control.devices.device_state import DeviceState
+from digen_core.control.devices.fleet import Fleet
 from digen_core.control.generation import Versions
 from digen_core.control.helping import Backlog, Helping
 from digen_core.control.iteration import Iteration

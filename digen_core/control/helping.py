@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import ceil, inf
 
 from digen_core.control.costs import Costs
-from digen_core.control.device_state import DeviceState
-from digen_core.control.fleet import Fleet
+from digen_core.control.devices.device_state import DeviceState
+from digen_core.control.devices.fleet import Fleet
 from digen_core.control.iteration import Iteration
 from digen_core.control.layout import Layout
 from digen_core.control.protocol import Instruction, Pause

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from digen_core.control.device_state import DeviceState
-from digen_core.control.fleet import Fleet
+from digen_core.control.devices.device_state import DeviceState
+from digen_core.control.devices.fleet import Fleet
 from digen_core.control.protocol import CopyState, Push
 
 

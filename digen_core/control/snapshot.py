@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digen_core.control.costs import Costs
-from digen_core.control.fleet import FleetSnapshot
+from digen_core.control.devices.fleet import FleetSnapshot
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from digen_core.control.device_state import DeviceState
+from digen_core.control.devices.device_state import DeviceState
 from digen_core.control.protocol import Fragment, Role
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
 from digen_core.eventlog.entries import Asked

@@ -28,8 +28,8 @@ class Both:
 
     def __init__(self, *arguments):
         self.one, self.other = Controller(*arguments), Controller(*arguments)
-        fleet, (_, workload, schedule, _) = self.other._fleet, arguments
-        self.other._dispatcher = AsksAll(fleet, workload, schedule)
+        fleet, (_, workload, schedule, _) = self.other._state.fleet, arguments
+        self.other._state.dispatcher = AsksAll(fleet, workload, schedule)
 
     def validate(self):
         self.one.validate()
@@ -72,6 +72,6 @@ def test_a_change_that_is_not_filed_is_found():
     devices = make_devices("tsp", 1, 1)
     it = Controller(devices, make_workload(), Schedule(LAYOUTS["tsp"]), make_costs())
     it.validate()
-    it._fleet["trainer-0"].largest_pack = 2
+    it._state.fleet["trainer-0"].largest_pack = 2
     with pytest.raises(AssertionError, match="a device was changed and not filed"):
         it.validate()

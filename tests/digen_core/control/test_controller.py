@@ -3,10 +3,11 @@
 import pytest
 
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.controller import Controller
 from digen_core.control.iteration import fragments_of
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Mixing, Schedule
+from digen_core.control.state import ControllerError
 from support.random_cluster import (
     ROLLOUT,
     TRAINED,
@@ -310,7 +311,7 @@ def test_a_group_of_many_steps_is_cut_and_trained_by_its_own():
     workload = make_workload(fragment_size=4, num_steps=6)
     it = started("colocated-strong", 1, 0, workload=workload)
     (do,) = offered_with_steps(it, (6, 2), [(0, 1, 5), (1,)], cuts=True)
-    iteration = it._iterations[0]
+    iteration = it._state.iterations[0]
     assert iteration.load_left(workload) == 4 * 3 + 4 * 1
     assert iteration.queue.load == 2 * 6 + 4 * 2  # and as much is under way
     assert iteration.num_trained_steps == 2

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
+from digen_core.control.state import ControllerError
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
 from support.random_cluster import (
     RandomCluster,

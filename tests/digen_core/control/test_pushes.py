@@ -5,11 +5,12 @@ from math import ceil, log2
 import pytest
 
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller, ControllerError
-from digen_core.control.fleet import Fleet
+from digen_core.control.controller import Controller
+from digen_core.control.devices.fleet import Fleet
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.pushes import Pushes, PushesSnapshot
 from digen_core.control.schedule import Schedule
+from digen_core.control.state import ControllerError
 from support.random_cluster import make_costs, make_workload
 
 ROLLOUT, TRAINER = frozenset({"rollout"}), frozenset({"trainer"})
@@ -44,7 +45,7 @@ def test_sources_double_with_each_round(num_rollout):
         rounds += bool(others)
         seen += under_way
         under_way = load(it, *under_way)
-    assert sorted(do.device for do in seen) == sorted(state.name for state in it._fleet)
+    assert sorted(do.device for do in seen) == sorted(state.name for state in it._state.fleet)
     assert rounds == ceil(log2(num_rollout + 1))
 
 

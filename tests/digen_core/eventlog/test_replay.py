@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from digen_core.control import protocol as p
-from digen_core.control.controller import Controller, ControllerError
+from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
+from digen_core.control.state import ControllerError
 from digen_core.eventlog.file import read_log, write_log
 from digen_core.eventlog.recorder import KEPT_SEGMENTS, Recorder
 from digen_core.eventlog.replay import replay

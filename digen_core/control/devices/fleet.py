@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import inf
 
 from digen_core.control.costs import Costs, DeviceCosts
-from digen_core.control.device_index import DeviceIndex, Entry, Traits
-from digen_core.control.device_state import DeviceState, Work
+from digen_core.control.devices.device_index import DeviceIndex, Entry, Traits
+from digen_core.control.devices.device_state import DeviceState, Work
+from digen_core.control.devices.rates import Rates
 from digen_core.control.protocol import Device, Pack, Role
-from digen_core.control.rates import Rates
 from digen_core.control.schedule import Workload
 
 

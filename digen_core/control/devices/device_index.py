@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from math import isclose
 from typing import NamedTuple
 
-from digen_core.control.free_times import FreeTimes
+from digen_core.control.devices.free_times import FreeTimes
 from digen_core.control.protocol import Role
 
 Order = tuple[float, int]  # of devices: (minus the speed of generation, number)

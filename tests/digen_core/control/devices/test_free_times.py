@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from digen_core.control.free_times import FreeTimes
+from digen_core.control.devices.free_times import FreeTimes
 
 DEVICES = st.lists(
     st.tuples(st.sampled_from([0.0, 1.5, 3.0]) | st.floats(0, 5000), st.floats(0.01, 5)),

@@ -1,0 +1,135 @@
+"""Results of work: fragments that were generated or scored, groups with advantages, packs.
+
+| Generate -> FragmentGenerated -> Score -> FragmentScored
+|   -> ComputeAdvantages -> AdvantagesComputed -> Train -> PackTrained
+"""
+
+from digen_core.control.devices.device_state import DeviceState
+from digen_core.control.iteration import Iteration
+from digen_core.control.protocol import (
+    AdvantagesComputed,
+    ComputeAdvantages,
+    Fragment,
+    Generate,
+    Instruction,
+    Pack,
+    Score,
+    Train,
+)
+from digen_core.control.state import ControllerError, ControllerState
+from digen_core.control.turns import Turns
+from digen_core.control.updates import Updates
+
+
+class Results:
+    """What follows from what devices and rewards have done."""
+
+    def __init__(self, state: ControllerState, turns: Turns, updates: Updates) -> None:
+        self._it = state
+        self._turns = turns
+        self._updates = updates
+
+    # --- generation -----------------------------------------------------------------------
+
+    def on_generated(self, fragment: Fragment) -> list[Instruction]:
+        """Have a fragment scored: now, or when all of its iteration is generated."""
+        iteration, device = self._generated(fragment)
+        if fragment in iteration.to_restart:
+            return self._restart(iteration, fragment)
+        iteration.num_to_generate -= 1
+        turned: list[Instruction] = []
+        if fragment in iteration.regenerating:  # its rewards are known
+            iteration.regenerating.discard(fragment)
+            iteration.put(iteration.parked.pop(fragment, []))
+            turned = self._updates.closed(iteration) or self._turns.when_generated()
+        else:
+            iteration.to_score.append(Score(fragment, device))
+        if iteration.num_to_generate and not self._it.layout.streamed:
+            return turned
+        scores, iteration.to_score = iteration.to_score, []
+        iteration.scored_on.update({do.fragment: do.device for do in scores})
+        return [*scores, *turned]
+
+    def on_paused(self, fragment: Fragment, next_step: int) -> list[Instruction]:
+        """Queue a fragment for its other steps."""
+        iteration, _ = self._generated(fragment)
+        if fragment in iteration.to_restart:
+            return self._restart(iteration, fragment)
+        iteration.queue.add(fragment, next_step)
+        return []
+
+    def _restart(self, iteration: Iteration, fragment: Fragment) -> list[Instruction]:
+        iteration.to_restart.discard(fragment)
+        iteration.held_on.pop(fragment, None)
+        iteration.queue.add(fragment)
+        return []
+
+    def _generated(self, fragment: Fragment) -> tuple[Iteration, str]:
+        """Take a fragment back from its device."""
+        iteration = self._it.open(fragment.iteration)
+        name = iteration.generating.pop(fragment, None)
+        if name is None:
+            raise self._it.error(f"{fragment} was not being generated")
+        device = self._it.fleet[name]
+        told = (d for d in device.queue if isinstance(d, Generate) and d.fragment == fragment)
+        self._it.fleet.take_back(device, next(told))
+        return iteration, name
+
+    def on_scored(self, fragment: Fragment) -> list[Instruction]:
+        """Have advantages computed, once all groups that they are made of are scored."""
+        iteration = self._it.open(fragment.iteration)
+        if not iteration.score(fragment):
+            raise self._it.error(f"{fragment} was scored but not waited for")
+        groups: tuple[int, ...] = (fragment.group,)
+        if self._it.workload.advantages_need_all_groups or not self._it.layout.pipelined:
+            if iteration.num_unscored:
+                return []
+            groups = tuple(sorted(iteration.unscored))
+        elif iteration.unscored[fragment.group]:
+            return []
+        return [ComputeAdvantages(iteration.index, groups)]
+
+    # --- training -------------------------------------------------------------------------
+
+    def on_advantages(self, event: AdvantagesComputed) -> list[Instruction]:
+        """Make pairs of groups ready."""
+        iteration, workload = self._it.open(event.iteration), self._it.workload
+        if not iteration.without_advantages.issuperset(event.groups):
+            raise self._it.error(f"groups {event.groups} already have advantages")
+        everyone = tuple(range(workload.group_size))
+        for place, group in enumerate(event.groups):
+            iteration.give_advantages(group)
+            if group not in event.skipped:
+                chosen = event.chosen[place] if event.chosen else everyone
+                iteration.add_pairs(group, chosen, workload, self._it.layout)
+        closed = self._updates.closed(iteration)  # if no group of an update carried a signal
+        return [*closed, *self._turns.when_generated()]
+
+    def on_trained(self, pack: Pack) -> list[Instruction]:
+        """Take note that a pack is in the sum of its device."""
+        iteration, device = self._take_back(pack)
+        iteration.trained.setdefault(device.name, []).append(pack)
+        fleet = self._it.fleet
+        if not (device.queue or device.packs):
+            fleet.training_clock = max(fleet.training_clock, device.trains_until)
+        return self._updates.closed(iteration)
+
+    def on_too_large(self, pack: Pack) -> list[Instruction]:
+        """Put the pairs of a pack back, and give its device smaller ones."""
+        iteration, device = self._take_back(pack)
+        if pack.num_pairs == 1:
+            raise ControllerError(f"one pair does not fit into the memory of {device.name}")
+        device.largest_pack = pack.load / 2
+        iteration.put(pack.blocks)
+        for prepared in self._it.fleet.return_packs(device):  # just as large
+            del iteration.training[prepared.index]
+            iteration.put(prepared.blocks)
+        return []
+
+    def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:
+        iteration = self._it.open(pack.iteration)
+        _, name = iteration.training.pop(pack.index, (None, ""))
+        if not name:
+            raise self._it.error(f"pack {pack.index} was not being trained")
+        self._it.done(Train(pack, self._it.version, name))
+        return iteration, self._it.fleet[name]
