@@ -10,7 +10,7 @@ from digen_core.rewards.asked import Asked, for_samples
 from digen_core.rewards.scoring import check_finite
 from digen_core.rollout.conditions import alike, encoded
 from digen_core.rollout.evaluation import in_order, repeated, sample_latents, samples_of
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Arrays, to_arrays, to_tensors
 from tasks.body import body
 from tasks.gang.together import together

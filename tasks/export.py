@@ -9,7 +9,7 @@ from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.gang.rows import gathered_weights
 from digen_core.models.expert_names import PARTS
 from digen_core.models.families import adapter_of
-from digen_core.training.optimizer import TrainState
+from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import Weights, rounded
 from digen_core.transport.files import folder_written_whole
 from tasks.body import body

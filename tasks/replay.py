@@ -8,7 +8,7 @@ from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.data.prompts import SizedPrompt
 from digen_core.errors import UserError
 from digen_core.reference.replay import KeptIteration
-from digen_core.training.optimizer import TrainState
+from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import distance
 from tasks.rollout import encode
 from tasks.setup import load_engine

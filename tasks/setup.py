@@ -9,7 +9,7 @@ from digen_core.errors import UserError
 from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.policy import resolve_device
 from digen_core.preflight.model import explain_load_error
-from digen_core.training.optimizer import TrainState
+from digen_core.training.train_state import TrainState
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import CountedTokens, HeldVersion, Nothing

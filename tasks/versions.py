@@ -6,13 +6,11 @@ from digen_core.config.run import RunConfig
 from digen_core.models.trainable import initial_weights
 from digen_core.training.contents import contents_of
 from digen_core.training.gradient_sum import UpdateGradient
-from digen_core.training.optimizer import (
-    NonfiniteGradientError,
+from digen_core.training.optimizer import NonfiniteGradientError, learning_rate_of, optimizer_step
+from digen_core.training.train_state import (
     PolicyVersion,
     TrainState,
     initial_state,
-    learning_rate_of,
-    optimizer_step,
     published,
     version_hash,
     without_others,

@@ -23,7 +23,7 @@ from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prom
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
 from digen_core.trace.charts import LINE_COLOURS
-from digen_core.training.optimizer import initial_state
+from digen_core.training.train_state import initial_state
 from flows.evaluate_run import evaluate_run
 from flows.post_train import post_train
 from flows.runtime.observers import watching

@@ -27,7 +27,7 @@ from digen_core.checkpoints.manifest import (
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import lengths_of, overlaps, rows_of
 from digen_core.training.contents import added, contents_of, rows_content
-from digen_core.training.optimizer import TrainState
+from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import Weights
 from digen_core.transport.files import make_folder, remove_folder, sync
 from digen_core.transport.fingerprint import Content, hash_of

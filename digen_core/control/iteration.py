@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from math import ceil
 
+from digen_core.control.fragments import fragments_of, rounded_cost
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, by_step, pairs_by_sample, pairs_by_step
@@ -92,7 +92,7 @@ class Iteration:
         cls, offer: IterationOffered, order: tuple[int, ...], workload: Workload
     ) -> "Iteration":
         """Return an iteration of which nothing is generated."""
-        costs = tuple(map(_rounded, offer.group_costs))
+        costs = tuple(map(rounded_cost, offer.group_costs))
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
         it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
         it.deal, it.own_steps = offer.deal, offer.own_steps
@@ -275,38 +275,3 @@ class Iteration:
         assert self.num_unscored == sum(map(len, self.unscored.values()))
         assert self.num_to_generate == len(self.queue) + len(self.generating)
         assert self.load_to_come == sum(map(self._load_of, self.without_advantages))
-
-
-def fragments_of(
-    workload: Workload,
-    iteration: int,
-    group: int,
-    cost: float = 1.0,
-    *,
-    num_steps: int | None = None,
-    dear: float = 1.0,
-) -> tuple[Fragment, ...]:
-    """Cut a group into fragments.
-
-    Args:
-        workload: with the samples of a group and those of a fragment.
-        iteration: of the group.
-        group: that is cut.
-        cost: of a sample.
-        num_steps: of its trajectories; None: as the workload says.
-        dear: above 1, fragments have so many times fewer samples, if they have several.
-    """
-    size, whole = workload.fragment_size, workload.group_size
-    steps = workload.num_steps if num_steps is None else num_steps
-    if dear > 1:
-        num_fragments = ceil(whole / max(1, int(size / dear)))
-        size = ceil(whole / num_fragments)
-    return tuple(
-        Fragment(iteration, group, index, start, min(size, whole - start), cost, steps)
-        for index, start in enumerate(range(0, whole, size))
-    )
-
-
-def _rounded(cost: float) -> float:
-    """Round a cost to a multiple of 1/1024, of which sums are exact in whatever order."""
-    return max(1.0, round(cost * 1024)) / 1024

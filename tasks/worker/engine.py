@@ -19,7 +19,7 @@ from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS, Policy
 from digen_core.models.versions import AdapterVersions, WholeVersions, versions_of
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
-from digen_core.training.optimizer import (
+from digen_core.training.train_state import (
     OLD,
     START,
     PolicyVersion,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from digen_core.training.contents import differing
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from tasks.gang.together import together
 from tasks.worker.engine import Engine, engine_of

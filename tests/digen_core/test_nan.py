@@ -30,7 +30,8 @@ from digen_core.strict import AtMost
 from digen_core.trace.metrics import schedule_metrics
 from digen_core.trace.windows import Window
 from digen_core.training.gradient import PackMetrics, _check_replay, add_metrics
-from digen_core.training.optimizer import initial_state, optimizer_step
+from digen_core.training.optimizer import optimizer_step
+from digen_core.training.train_state import initial_state
 from digen_core.transport.arrays import rounded
 from support.runs import distance
 from tasks import replay

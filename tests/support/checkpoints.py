@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike
 from digen_core.checkpoints.manifest import Lineage, Position
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_hash
-from digen_core.training.optimizer import TrainState, version_hash
+from digen_core.training.train_state import TrainState, version_hash
 from digen_core.transport.arrays import Weights
 
 PROMPTS = ["a red circle", "a blue square"]

@@ -15,7 +15,8 @@ from digen_core.config.train import TrainConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows, whole_weights
 from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import TrainState, initial_state, optimizer_step
+from digen_core.training.optimizer import optimizer_step
+from digen_core.training.train_state import TrainState, initial_state
 from digen_core.transport.fingerprint import Content
 
 SHAPES = {"a": (7, 3), "b": (2,), "c": (9, 2, 2), "d": (1, 5), "idle": (4,)}

@@ -14,7 +14,7 @@ from digen_core.errors import UserError
 from digen_core.gang.members import Gang
 from digen_core.gang.parts import Part
 from digen_core.gang.rows import own_rows
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from support.pull_source import version_of
 from tasks.gang.together import together

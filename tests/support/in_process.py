@@ -17,7 +17,7 @@ from digen_core.data.prompts import Prompt, SizedPrompt, train_prompts
 from digen_core.rewards.failures import settle
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.training.advantages import advantages_of
-from digen_core.training.optimizer import TrainState
+from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import Weights
 from flows.runtime.iterations.iteration import round_of
 from support.packs import packs_of

@@ -7,7 +7,7 @@ import numpy as np
 
 from digen_core.gang.members import ALONE
 from digen_core.training.contents import contents_of, differing
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from tasks.gang.received import take_received
 from tasks.worker import pulling
 from tasks.worker.shelf import Shelf

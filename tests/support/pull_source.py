@@ -9,7 +9,7 @@ import pytest
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
 from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from tasks.worker import pulling, shelf
 from tasks.worker.shelf import Shelf

@@ -13,7 +13,8 @@ from digen_core.checkpoints.tensors import read_checkpoint, write_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.trainable import trainable_parameters
-from digen_core.training.optimizer import OLD, initial_state, optimizer_step
+from digen_core.training.optimizer import optimizer_step
+from digen_core.training.train_state import OLD, initial_state
 from digen_core.transport import fingerprint as fingerprint_module
 from digen_core.transport.fingerprint import content_hash, fingerprint
 from support.checkpoints import assert_same, position_of

@@ -19,12 +19,8 @@ from rich.console import Console
 from deployments.bench.push.pair import RUN, WARM_UP, Pair, pairs
 from deployments.views.terminal import borderless, terminal
 from digen_core.training.contents import differing
-from digen_core.training.optimizer import (
-    PolicyVersion,
-    TrainState,
-    initial_state,
-    optimizer_step,
-)
+from digen_core.training.optimizer import optimizer_step
+from digen_core.training.train_state import PolicyVersion, TrainState, initial_state
 from tasks.gang.received import take_received
 from tasks.versions import start_state
 from tasks.worker.engine import engine_of

@@ -15,7 +15,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
-from digen_core.training.optimizer import PolicyVersion, TrainState
+from digen_core.training.train_state import PolicyVersion, TrainState
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.listening import own_tls_settings
 from tasks.cluster.presence import present_workers

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from deployments.bench.push.pair import RUN, WARM_UP, Pair, pairs
 from deployments.views.terminal import borderless, terminal
-from digen_core.training.optimizer import PolicyVersion, TrainState
+from digen_core.training.train_state import PolicyVersion, TrainState
 from digen_core.transport.arrays import Weights
 from tasks.gang.received import take_received
 from tasks.versions import start_state

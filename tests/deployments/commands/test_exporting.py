@@ -16,7 +16,7 @@ from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import trainable_parameters
 from digen_core.records import EvaluationReport
-from digen_core.training.optimizer import initial_state
+from digen_core.training.train_state import initial_state
 from support.checkpoints import names_in, position_of
 from support.tiny_policies import LORA, load_trainable
 

@@ -16,7 +16,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, set_weights
-from digen_core.training.optimizer import initial_state
+from digen_core.training.train_state import initial_state
 from support.checkpoints import position_of
 from support.families import HEIGHT, WIDTH, family_of, frames_of, load_tiny
 from support.tiny_policies import moved_weights

@@ -24,7 +24,7 @@ from digen_core.config.train import LoraConfig
 from digen_core.errors import UserError
 from digen_core.models.lora_targets import learning
 from digen_core.models.trainable import make_trainable, set_weights
-from digen_core.training.optimizer import initial_state
+from digen_core.training.train_state import initial_state
 from support import program_keys
 from support.checkpoints import position_of
 from support.families import load_tiny

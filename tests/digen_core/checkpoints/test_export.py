@@ -16,7 +16,7 @@ from digen_core.checkpoints.manifest import DamagedError
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.tiny.flux import build_tiny_flux
 from digen_core.models.trainable import make_trainable, trainable_parameters
-from digen_core.training.optimizer import initial_state
+from digen_core.training.train_state import initial_state
 from digen_core.transport.arrays import to_arrays
 from digen_core.transport.files import folder_written_whole
 from support.checkpoints import names_in, position_of

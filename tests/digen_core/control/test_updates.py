@@ -3,8 +3,8 @@
 import pytest
 
 from digen_core.control import protocol as p
+from digen_core.control.fragments import fragments_of
 from digen_core.control.generation import group_order
-from digen_core.control.iteration import fragments_of
 from support.random_cluster import TRAINED, make_controller, make_workload
 
 ORDER = [[1, 0]]  # group 1 is dealt to the first update

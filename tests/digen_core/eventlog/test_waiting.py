@@ -4,7 +4,7 @@ import pytest
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
-from digen_core.control.iteration import fragments_of
+from digen_core.control.fragments import fragments_of
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
 from digen_core.eventlog.recorder import Recorder

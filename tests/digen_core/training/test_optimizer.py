@@ -14,15 +14,8 @@ from torch import nn
 from digen_core.config.train import TrainConfig
 from digen_core.gang.members import ALONE
 from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import (
-    OLD,
-    PolicyVersion,
-    TrainState,
-    initial_state,
-    learning_rate_of,
-    optimizer_step,
-    published,
-)
+from digen_core.training.optimizer import learning_rate_of, optimizer_step
+from digen_core.training.train_state import OLD, PolicyVersion, TrainState, initial_state, published
 from digen_core.transport.arrays import viewed
 from digen_core.transport.fingerprint import content_hash
 

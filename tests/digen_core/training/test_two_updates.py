@@ -15,7 +15,8 @@ from digen_core.config.train import TrainConfig
 from digen_core.control.schedule import Deal
 from digen_core.maths.flow_sde import flow_sde_transition, transition_logprob
 from digen_core.maths.grpo import clipped_surrogate, group_advantages
-from digen_core.training.optimizer import initial_state, optimizer_step
+from digen_core.training.optimizer import optimizer_step
+from digen_core.training.train_state import initial_state
 
 GROUPS, SIZE, TRAINED, ELEMENTS = 2, 4, 3, 6
 SIGMAS = [1.0, 0.8, 0.55, 0.25, 0.0]

@@ -17,8 +17,9 @@ from digen_core.models.trainable import initial_weights
 from digen_core.models.versions import versions_of
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient_sum import GradientSum, pack_gradient
-from digen_core.training.optimizer import initial_state, optimizer_step, published
+from digen_core.training.optimizer import optimizer_step
 from digen_core.training.pairs import Pairs
+from digen_core.training.train_state import initial_state, published
 from digen_core.transport.arrays import (
     distance,
     from_stored,

@@ -12,7 +12,7 @@ from digen_core.gang.members import ALONE
 from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
 from digen_core.training.contents import contents_of
-from digen_core.training.optimizer import PolicyVersion
+from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import to_arrays
 from support.pull_source import Source
 from support.tiny_policies import TINY

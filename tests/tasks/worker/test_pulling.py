@@ -15,7 +15,7 @@ from digen_core.control.protocol import Device
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import own_rows
 from digen_core.training.contents import differing
-from digen_core.training.optimizer import START
+from digen_core.training.train_state import START
 from digen_core.transport.fingerprint import total_of
 from support import pull_functions as functions
 from support.pull_source import Source, version_of
