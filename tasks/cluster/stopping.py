@@ -39,6 +39,8 @@ def stop_tasks(client: Client, addresses: list[str]) -> None:
     deadline = monotonic() + TASK_SECONDS
     while (keys := own & _running(client, addresses)) and monotonic() < deadline:
         sleep(POLL_SECONDS)
+    if not keys:  # the API is not asked for nothing: it may have to start first
+        return
     try:
         _mark([UUID(key[-36:]) for key in keys])
     except (HTTPError, PrefectException) as error:
