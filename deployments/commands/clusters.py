@@ -24,8 +24,9 @@ def show(
     Args:
         cluster: A name in deployments/clusters, or a TOML file like those.
         way: ssh: a script that starts each worker on its host; cuda: one that lets dask-cuda start
-            a worker for each GPU of a host; slurm: a job array for each kind; kubernetes: what the
-            Dask operator takes. Scripts use what 'digen up --host' left in runs/up/env.
+            a worker for each GPU of a host; slurm: a job array for each group, and a job for
+            each gang on several hosts; kubernetes: what the Dask operator takes, and indexed jobs
+            for such gangs. Scripts use what 'digen up --host' left in runs/up/env.
         tls: Whether the parts of Dask use TLS, as 'digen up' was told. Without it whoever reaches a
             worker can run code there.
         out: Folder to write the files to, instead of printing them.

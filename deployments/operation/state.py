@@ -20,6 +20,7 @@ from digen_core.transport.files import try_lock, written_whole
 FOLDER = Path("runs/up")
 STATE = FOLDER / "state.json"
 ENVIRONMENT = FOLDER / "env"
+USE_ENVIRONMENT = f"set -a; . {ENVIRONMENT}; set +a"
 SAME_START_SECONDS = 0.005  # half of what the kernel counts in
 END_SECONDS = 2.0  # what does not end by then is killed
 KILL_SECONDS = 10.0  # a busy machine takes its time even for that

@@ -1,15 +1,18 @@
 """The workers of a cluster file: name, roles, threads, GPU and host of each."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from itertools import count, islice
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby, islice
 
 from digen_core.control.protocol import followers_of
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, RewardGroup
+from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
 from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of
+
+Host = str | None
+"""Where a worker runs; None: on this machine, or wherever it is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,10 @@ class Worker:
     """What one command starts on one host: a worker process, or members of a gang."""
 
     device: str
-    group: DeviceGroup | RewardGroup
-    host: str | None  # where it runs; None: on this machine, or wherever it is started
+    of: DeviceGroup | RewardGroup | GangGroup  # what its device is one of
+    site: str  # of its device
+    group: DeviceGroup | RewardGroup  # what it computes with
+    host: Host
     gpus: tuple[int, ...]  # their numbers on the host; none: it has no GPU
     ranks: range  # of the gang's members
 
@@ -27,25 +32,28 @@ class Worker:
         """Name of its first process."""
         return self.names[0]
 
+    @property
+    def is_part(self) -> bool:
+        """Whether other workers have the other members of its gang."""
+        return len(self.ranks) < self.of.members
+
     def arguments(self, tls: bool) -> list[str]:
         """Return those of ``tasks.worker.process``; DASK_SCHEDULER_ADDRESS names the scheduler.
 
         Args:
             tls: of the cluster. Who switches it off is asked no second time.
         """
-        group = self.group
-        named = ["--name", self.device, "--resources", resources_of(group.declared, group.site)]
-        if group.members > 1:
-            named += ["--members", str(group.members)]
-        if len(self.ranks) < group.members:
+        named = ["--name", self.device, "--resources", resources_of(self.of.declared, self.site)]
+        if self.of.members > 1:
+            named += ["--members", str(self.of.members)]
+        if self.is_part:
             named += ["--ranks", f"{self.ranks[0]}-{self.ranks[-1]}"]
         return named if tls else [*named, INSECURE]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of its processes."""
-        every = (self.device, *followers_of(self.device, self.group.members))
-        return every[self.ranks.start : self.ranks.stop]
+        return _names_in(self.device, self.of.members)[self.ranks.start : self.ranks.stop]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,6 +61,40 @@ class Worker:
         threads = dict.fromkeys(THREAD_VARIABLES, str(self.group.threads))
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
         return threads | gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a gang that are alike, one on each of some hosts."""
+
+    first: Worker
+    num_hosts: int
+
+    @property
+    def share(self) -> int:
+        """Members on each host."""
+        return len(self.first.ranks)
+
+    def ranks(self, index: str) -> str:
+        """Return which members a part starts, for a shell.
+
+        Args:
+            index: name of the variable that counts the parts, from 0.
+        """
+        start = f"{self.first.ranks.start} + {index} * {self.share}"
+        return f"$(({start}))-$(({start} + {self.share - 1}))"
+
+
+def parts_of(workers: Sequence[Worker]) -> list[Parts]:
+    """Return the parts of a gang, those of the first ranks first."""
+    runs = [list(run) for _, run in groupby(workers, lambda own: (id(own.group), len(own.ranks)))]
+    return [Parts(run[0], len(run)) for run in runs]
+
+
+def in_parts(cluster: Cluster) -> list[list[Parts]]:
+    """Return the gangs that are started in parts: on several hosts, or of several kinds."""
+    every = [list(own) for _, own in groupby(workers_of(cluster), lambda own: own.device)]
+    return [parts_of(own) for own in every if own[0].is_part or isinstance(own[0].of, GangGroup)]
 
 
 def workers_of(
@@ -65,30 +107,72 @@ def workers_of(
         taken: names that others have.
         gpus_taken: numbers of GPUs of this machine that others use.
     """
-    names, gpus = dict[str, Iterator[str]](), dict[str | None, Iterator[int]]()
-    gpus[None] = (number for number in count() if number not in gpus_taken)
-    workers = []
-    for group in cluster.groups:
-        free = names.setdefault(group.kind, _free_names(group.kind, taken))
-        for hosts in _places(group):
-            name, share = next(free), group.members // len(hosts)
-            for part, host in enumerate(hosts):
-                own = gpus.setdefault(host, count())
-                numbers = tuple(islice(own, share if group.cuda else 0))
-                ranks = range(part * share, (part + 1) * share)
-                workers.append(Worker(name, group, host, numbers, ranks))
-    return workers
+    free = _Free(taken, gpus_taken)
+    alone = [own for group in cluster.alone for own in _of_group(group, free)]
+    return [*alone, *_of_gangs(cluster, free)]
 
 
-def _places(group: DeviceGroup | RewardGroup) -> Iterator[tuple[str | None, ...]]:
+@dataclass
+class _Free:
+    """Names and GPUs that are free."""
+
+    taken: Collection[str]
+    gpus_taken: Collection[int]
+    _names: dict[str, Iterator[str]] = field(default_factory=dict)
+    _gpus: dict[Host, Iterator[int]] = field(default_factory=dict)
+
+    def name(self, of: DeviceGroup | RewardGroup | GangGroup) -> str:
+        """Return the next name of a kind that no process has, nor one of the gang's members."""
+        names = self._names.setdefault(of.kind, (f"{of.kind}-{number}" for number in count()))
+        return next(
+            name for name in names if not set(_names_in(name, of.members)) & set(self.taken)
+        )
+
+    def gpus(self, group: DeviceGroup | RewardGroup, host: Host, number: int) -> tuple[int, ...]:
+        """Return the next GPUs of a host; none, if the devices of a group are no GPUs."""
+        used = self.gpus_taken if host is None else ()
+        own = self._gpus.setdefault(host, (number for number in count() if number not in used))
+        return tuple(islice(own, number if group.cuda else 0))
+
+
+def _of_group(group: DeviceGroup | RewardGroup, free: _Free) -> Iterator[Worker]:
+    """Yield the workers of a group whose devices are alike."""
+    for hosts in _places(group):
+        name, share = free.name(group), group.members // len(hosts)
+        for part, host in enumerate(hosts):
+            ranks = range(part * share, (part + 1) * share)
+            gpus = free.gpus(group, host, share)
+            yield Worker(name, group, group.site, group, host, gpus, ranks)
+
+
+def _places(group: DeviceGroup | RewardGroup) -> Iterator[tuple[Host, ...]]:
     """Yield the hosts of each device of a group; more than one where gangs are on several."""
     each = group.gang_hosts if isinstance(group, DeviceGroup) else 1
-    blocks: list[tuple[str | None, ...]] = [
+    blocks: list[tuple[Host, ...]] = [
         group.hosts[first : first + each] for first in range(0, len(group.hosts), each)
-    ] or [(None,)]
+    ] or [(None,) * each]
     for index in range(group.num_devices):
         yield blocks[index * len(blocks) // group.num_devices]
 
 
-def _free_names(kind: str, taken: Collection[str]) -> Iterator[str]:
-    return (name for name in (f"{kind}-{number}" for number in count()) if name not in taken)
+def _of_gangs(cluster: Cluster, free: _Free) -> Iterator[Worker]:
+    """Yield the workers of gangs of unequal devices: of each, what one host has of one group."""
+    found = dict[int, list[tuple[Host, tuple[int, ...]]]]()
+    for own, cards in cluster.dealt:
+        name, site = free.name(own), cluster.devices[cards[0].group].site
+        placed = []
+        for rank, card in enumerate(cards):
+            group = cluster.devices[card.group]
+            if card.group not in found:
+                hosts = [host for (host,) in _places(group)]
+                found[card.group] = [(host, free.gpus(group, host, 1)) for host in hosts]
+            placed.append((rank, card.group, *found[card.group][card.number]))
+        for (place, host), run in groupby(placed, lambda member: (member[1], member[2])):
+            members = list(run)
+            ranks = range(members[0][0], members[-1][0] + 1)
+            gpus = tuple(gpu for *_, gpus in members for gpu in gpus)
+            yield Worker(name, own, site, cluster.devices[place], host, gpus, ranks)
+
+
+def _names_in(device: str, size: int) -> tuple[str, ...]:
+    return (device, *followers_of(device, size))

@@ -31,6 +31,9 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
             f"{group.price_per_hour:g}",
             f"{group.watts:g}",
         )
+    for own in cluster.gangs:
+        counts = f"{own.count} gangs of {own.members}"
+        table.add_row(own.kind, counts, own.roles, " ".join(own.ranks), *[""] * 4)
     if len(cluster.groups) > 1:
         sums = (f"{cluster.price_per_hour:g}", f"{cluster.watts:g}")
         table.add_row(

@@ -36,7 +36,7 @@ class Candidate:
     devices: Cluster
     room: Fit
     ranks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of gangs of unequal devices, by their kind: the kinds of the members, by rank."""
+    """Of gangs in stages, by name: the members by rank, as ``gangs`` of a cluster file."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Devices that are in no gang, by kind."""
 

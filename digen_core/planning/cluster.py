@@ -14,11 +14,17 @@ from digen_core.control.costs import Costs, DeviceCosts, Link, Sent
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
-from digen_core.planning.groups import ROLES, DeviceGroup, RewardGroup
+from digen_core.planning.groups import ROLES, Card, DeviceGroup, GangGroup, Name, RewardGroup, deal
 from digen_core.strict import Strict
 
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
 """Stands in a line of a job script."""
+
+SlurmFeature = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$", max_length=255)]
+Label = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$", max_length=317)
+]
+"""Of nodes of Kubernetes: its name or its value."""
 
 
 class SlurmConfig(Strict):
@@ -34,7 +40,10 @@ class SlurmConfig(Strict):
     """Time after which SLURM ends a worker."""
 
     memory: str = Field("64GB", pattern=r"^\d+(\.\d+)?[KMGT]i?B$")
-    """Memory of the job of a worker."""
+    """Memory of the job of a worker; of a gang on several hosts, on each of them."""
+
+    constraints: dict[Name, SlurmFeature] = Field(default={})
+    """Features of the nodes that have devices of a kind, by kind: ``sbatch --constraint``."""
 
 
 class KubernetesConfig(Strict):
@@ -50,7 +59,10 @@ class KubernetesConfig(Strict):
     """Of all that is made."""
 
     memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
-    """Memory of a worker's pod."""
+    """Memory of a worker's pod; of a gang on several hosts, of each of its pods."""
+
+    node_labels: dict[Name, dict[Label, Label]] = Field(default={})
+    """Labels of the nodes that have devices of a kind, by kind: the ``nodeSelector`` of pods."""
 
 
 class SiteLink(Strict):
@@ -97,6 +109,10 @@ class Cluster(Strict):
 
     devices: tuple[DeviceGroup, ...] = Field(min_length=1)
     """Groups of equal devices."""
+
+    gangs: tuple[GangGroup, ...] = ()
+    """Gangs of devices of several kinds. ``digen plan``, which finds such, does not look at
+    them."""
 
     reward_devices: tuple[RewardGroup, ...] = ()
     """Groups of devices that only score, for rewards that name their pool."""
@@ -175,6 +191,21 @@ class Cluster(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_gangs(self) -> Self:
+        taken = {group.kind for group in self.groups}
+        for own in self.gangs:
+            if own.kind in taken:
+                raise ValueError(f"gangs: devices have the kind {own.kind}, too; use another name")
+        for key, asked in (
+            ("slurm.constraints", self.slurm.constraints),
+            ("kubernetes.node_labels", self.kubernetes.node_labels),
+        ):
+            for kind in asked.keys() - taken:
+                raise ValueError(f"{key}: it is {kind}, but devices have the kinds {sorted(taken)}")
+        deal(self.gangs, self.devices)
+        return self
+
+    @model_validator(mode="after")
     def _check(self) -> Self:
         known: dict[str, DeviceGroup] = {}
         for group in self.devices:
@@ -237,6 +268,18 @@ class Cluster(Strict):
     def groups(self) -> tuple[DeviceGroup | RewardGroup, ...]:
         """Groups of all devices, those that only score last."""
         return (*self.devices, *self.reward_devices)
+
+    @property
+    def alone(self) -> tuple[DeviceGroup | RewardGroup, ...]:
+        """Groups of whose kind no gang of ``gangs`` has any."""
+        in_gangs = {name.partition("@")[0] for own in self.gangs for name in own.ranks}
+        return tuple(group for group in self.groups if group.kind not in in_gangs)
+
+    @property
+    def dealt(self) -> list[tuple[GangGroup, list[Card]]]:
+        """Each of ``gangs`` by itself, with its members by rank."""
+        each = [own for own in self.gangs for _ in range(own.count)]
+        return list(zip(each, deal(self.gangs, self.devices), strict=True))
 
     @property
     def price_per_hour(self) -> float:

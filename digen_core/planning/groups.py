@@ -1,6 +1,8 @@
 """Groups of equal devices in a cluster file: those that generate or train, and those that score."""
 
-from typing import Annotated, Final, Literal, Self
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -106,7 +108,7 @@ class DeviceGroup(WorkerGroup):
 
     gang_hosts: int = Field(1, ge=1)
     """Hosts that each gang is on, with an equal part of it on each: more than 1 where the cards of
-    one host do not hold the model. Only ssh and ``digen worker --ranks`` start such gangs."""
+    one host do not hold the model."""
 
     roles: Literal["rollout", "trainer", "both"] = "both"
     """What they do; of those that may do both, the planner chooses how many generate."""
@@ -149,7 +151,8 @@ class DeviceGroup(WorkerGroup):
 
     def holds_gangs(self, size: int) -> bool:
         """Whether all of them can be in gangs of a size, each on ``gang_hosts`` of the hosts."""
-        num_hosts, spread = max(len(self.hosts), 1), self.gang_hosts
+        spread = self.gang_hosts
+        num_hosts = len(self.hosts) or spread
         if size == spread == 1:
             return True
         if size % spread or num_hosts % spread or self.count % num_hosts:
@@ -202,3 +205,91 @@ class RewardGroup(WorkerGroup):
     def duty(self) -> str:
         """How ``digen worker`` is told what they do."""
         return f"--pool={self.pool}"
+
+
+_KIND_AT_SITE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
+CardName = Annotated[str, Field(pattern=_KIND_AT_SITE, max_length=127)]
+"""A kind of devices, or kind@site."""
+
+
+class GangGroup(Strict):
+    """Gangs that are alike, of devices of several kinds or of several groups: how they are started.
+
+    Devices whose kind is in such gangs are started as their members only.
+    """
+
+    kind: Name
+    """What the gangs are called; their names are this and a number."""
+
+    count: Annotated[int, AtMost(16_384, "each gang is started by itself")] = Field(1, ge=1)
+    """How many there are."""
+
+    ranks: Annotated[tuple[CardName, ...], Field(min_length=2, max_length=MEMBERS.most)]
+    """The kind of each member, by rank, as groups of devices have it, or kind@site. The next of
+    these devices that is free is taken, gang by gang."""
+
+    roles: Literal["rollout", "trainer", "both"] = "both"
+    """What they do."""
+
+    @property
+    def members(self) -> int:
+        """How many devices each has."""
+        return len(self.ranks)
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """What their workers declare to Dask."""
+        return ROLES[self.roles]
+
+    @property
+    def duty(self) -> str:
+        """How ``digen worker`` is told what they do."""
+        return f"--role={self.roles}"
+
+
+class Card(NamedTuple):
+    """A device that is a member of a gang."""
+
+    group: int  # place of its group
+    number: int  # in the group
+
+
+def deal(gangs: Sequence[GangGroup], groups: Sequence[DeviceGroup]) -> list[list[Card]]:
+    """Return the members of each gang by rank, those of the first group of gangs first.
+
+    Raises:
+        ValueError: there are none of a kind, or not as many as gangs have, or they have a gang
+            already or not its roles.
+    """
+    free = [deque(Card(place, n) for n in range(own.count)) for place, own in enumerate(groups)]
+
+    def next_of(own: GangGroup, name: str) -> Card:
+        kind, _, site = name.partition("@")
+        places = [n for n, g in enumerate(groups) if g.kind == kind and site in ("", g.site)]
+        if not places:
+            there = sorted({f"{g.kind}@{g.site}" if g.site else g.kind for g in groups})
+            raise ValueError(
+                f"gangs: those of kind {own.kind} take {name}, but devices are {', '.join(there)}"
+            )
+        for place in places:
+            _check_member(own, groups[place])
+        left = next((free[place] for place in places if free[place]), None)
+        if left is None:
+            num = sum(groups[place].count for place in places)
+            raise ValueError(f"gangs: those up to kind {own.kind} take more than the {num} {name}")
+        return left.popleft()
+
+    return [[next_of(own, name) for name in own.ranks] for own in gangs for _ in range(own.count)]
+
+
+def _check_member(own: GangGroup, group: DeviceGroup) -> None:
+    """Check that devices may be in a gang; raises ValueError."""
+    if group.members > 1 or group.gang_hosts > 1:
+        raise ValueError(
+            f"gangs: those of kind {own.kind} take {group.kind}, whose group has a gang of its own"
+        )
+    if not own.declared <= group.declared:
+        raise ValueError(
+            f"gangs: those of kind {own.kind} have the roles {own.roles}, but their {group.kind} "
+            f"{group.roles}"
+        )

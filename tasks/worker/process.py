@@ -15,6 +15,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import dask
 
@@ -25,11 +26,13 @@ from tasks.cluster.listening import INSECURE, options_of_worker
 from tasks.cluster.presence import SITE
 from tasks.worker.followers import beside, member_arguments, ranks_of
 
-# The model's memory is no matter for Dask, which would pause a worker that it finds too full. The
-# last one bounds how long a worker starts, and waits for its scheduler, which may be gone.
+WAIT_SECONDS: Final = 300
+"""How long a worker starts, or waits for its scheduler, which may be gone."""
+
+# The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = (
     *("--nthreads", "1", "--memory-limit", "0", "--no-dashboard"),
-    *("--death-timeout", "300"),
+    *("--death-timeout", str(WAIT_SECONDS)),
 )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
+from digen_core.control.protocol import Device
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import ClusterPlan
 from digen_core.planning.planner import JobPlan
@@ -27,6 +28,16 @@ class Part:
     site: str  # as in the cluster file
     count: int  # of GPUs, or other cards
     gang: int  # of them hold one model together
+    roles: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Gangs of a plan that have equal members, rank for rank."""
+
+    kind: str
+    count: int
+    ranks: Sequence[str]
     roles: str
 
 
@@ -56,7 +67,7 @@ class Row:
     left_out: Mapping[str, int]  # GPUs, or other cards, that do nothing: kind, or kind at site
     parallel: Mapping[str, object]  # how the members of a gang share the work
     cuts: Sequence[Mapping[str, object]]  # that are coded, as in model.cuts
-    ranks: Mapping[str, Sequence[str]]  # of gangs of unequal devices: the members' kinds, by rank
+    gangs: Sequence[Ranked]  # in stages, as in a cluster file
 
     @property
     def title(self) -> str:
@@ -122,7 +133,7 @@ def row_of(plan: ClusterPlan, estimated: bool) -> Row:
         | plan.candidate.left_out,
         parallel=plan.candidate.config.parallel.model_dump(),
         cuts=[cut.model_dump() for cut in plan.candidate.config.model.cuts],
-        ranks=plan.candidate.ranks,
+        gangs=_gangs(own, plan.candidate.ranks),
     )
 
 
@@ -142,15 +153,30 @@ def _left_out(cluster: Cluster, used: Collection[str]) -> dict[str, int]:
 
 def _parts(own: JobPlan, cluster: Cluster) -> list[Part]:
     """Return the devices by what a plan has them do."""
-    num_rollout = own.plan.choice.num_rollout
     groups = {group.kind: group for group in cluster.devices}
-    devices = Counter(
-        (device.kind, device.site, "both" if num_rollout is None else "/".join(device.roles))
-        for device in own.job.cluster(num_rollout)
-    )
+    devices = Counter((device.kind, device.site, roles) for device, roles in _dealt(own))
     return [
         Part(kind, site, num * groups[kind].members, groups[kind].members, roles)
         for (kind, site, roles), num in devices.items()
+    ]
+
+
+def _gangs(own: JobPlan, ranks: Mapping[str, Sequence[str]]) -> list[Ranked]:
+    """Return the gangs whose members are known, by what a plan has them do."""
+    found = Counter(
+        (device.kind, tuple(ranks[device.name]), roles)
+        for device, roles in _dealt(own)
+        if device.name in ranks
+    )
+    return [Ranked(kind, number, names, roles) for (kind, names, roles), number in found.items()]
+
+
+def _dealt(own: JobPlan) -> list[tuple[Device, str]]:
+    """Return the devices with the roles that a plan gives them."""
+    num_rollout = own.plan.choice.num_rollout
+    return [
+        (device, "both" if num_rollout is None else "/".join(device.roles))
+        for device in own.job.cluster(num_rollout)
     ]
 
 

@@ -50,7 +50,7 @@ def print_plan(
     if best.left_out:
         left_out = ", ".join(f"{number} {what}" for what, number in best.left_out.items())
         console.print(f"\nleft out, as the plan is better without them: {left_out}")
-    if best.ranks:
+    if best.gangs:
         _print_stages(best, console)
     elif best.has_gangs or best.has_sites or best.left_out:
         console.print(f"\nthe devices in a cluster file:\n\n{devices_of(best)}", markup=False)
@@ -70,7 +70,7 @@ def _print_stages(row: Row, console: Console) -> None:
     cells = [
         [
             str(rank),
-            "/".join(sorted({own[rank] for own in row.ranks.values()})),
+            "/".join(sorted({own.ranks[rank] for own in row.gangs})),
             str(number),
             f"{end - number}-{end - 1}",
             coded.get(end - number, "as they are") if rank else "",
@@ -79,15 +79,12 @@ def _print_stages(row: Row, console: Console) -> None:
     ]
     headings = ("rank", "device", "blocks", "numbers", "streams")
     console.print(table_of("\nstages: the members of each gang", headings, cells))
-    for part in row.parts:
-        number, where = part.count // part.gang, f" at {part.site}" if part.site else ""
-        gangs = "gang" if number == 1 else "gangs"
-        console.print(f"{number} {gangs} of {part.gang}{where}: {part.roles}", markup=False)
-    console.print(
-        "\neach host starts its members: digen worker SCHEDULER --name room-0 "
-        f"--role {row.parts[0].roles} --members {len(blocks)} --ranks 0",
-        markup=False,
-    )
+    tables = [
+        f'[[gangs]]\nkind = "{own.kind}"\ncount = {own.count}\n'
+        f'ranks = [{", ".join(map(json.dumps, own.ranks))}]\nroles = "{own.roles}"'
+        for own in row.gangs
+    ]
+    console.print("\nbeside the devices in the cluster file:\n\n" + "\n".join(tables), markup=False)
 
 
 def _print_frontier(rows: Sequence[Row], spent: Spent, console: Console) -> None:
@@ -180,7 +177,7 @@ def _gangs_of(row: Row) -> list[str]:
     lines = [f"{role}_gang = {own[0]}" for role, own in sizes.items() if len(own) == 1]
     shares = str(row.parallel["shard_weights"]).lower()
     lines.append("[parallel]")
-    if row.ranks:
+    if row.gangs:
         blocks = ", ".join(map(str, row.parallel["stage_blocks"]))  # type: ignore[call-overload]
         lines += [f"stages = {row.parallel['stages']}", f"stage_blocks = [{blocks}]"]
     lines.append(f"shard_weights = {shares}")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from digen_core.planning.stages.network import Network
 from digen_core.planning.stages.op_fence import op_fence
 from digen_core.planning.stages.placement import Stage
 from digen_core.planning.stages.plans import Plan, Work, fastest, plan_of
-
-EXCHANGES: Final = {"float32": 1, "int8": 4}
-"""How gradient sums and versions are exchanged, and how much smaller that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,7 @@ def alternatives(case: Case) -> Iterator[Row]:
     plan = min((own.plan for own in alone), key=lambda plan: plan.seconds(case.work))
     yield Row("one fence alone", plan.seconds(case.work), len(plan.stages), 0.0, "nothing")
     if len(alone) > 1:
-        for name, times in EXCHANGES.items():
-            title = f"replicas, {name}"
-            yield _best_set(case, alone, partial(_replicas, case, title, times))
+        yield _best_set(case, alone, partial(_replicas, case))
         yield _best_set(case, alone, partial(_far_rollout, case))
 
 
@@ -145,18 +139,21 @@ def _best_set(
     return min(rows(), key=lambda row: row.seconds)
 
 
-def _replicas(case: Case, name: str, times: int, home: Alone, others: Sequence[Alone]) -> Row:
-    """Return the row of pipelines that all do a part of the work, and exchange gradients."""
+def _replicas(case: Case, home: Alone, others: Sequence[Alone]) -> Row:
+    """Return the row of pipelines that all do a part of the work, and exchange gradients.
+
+    Sums and versions cross as they are, as in runs: nothing that accumulates is coded.
+    """
     work = case.work
     plans = [home.plan, *(own.plan for own in others)]
     dealt = _dealt(work.num_samples, [plan.estimate(work) for plan in plans])
     computing = max(
         plan.seconds(work.of(number)) for plan, number in zip(plans, dealt, strict=True) if number
     )
-    exchanging = max(_exchanging(case, home, own, times) for own in others)
-    crossing = len(others) * sum(_exchanged(case, times))
+    exchanging = max(_exchanging(case, home, own) for own in others)
+    crossing = len(others) * (case.sum_bytes + case.version_bytes)
     num_devices = sum(len(plan.stages) for plan in plans)
-    return Row(name, computing + exchanging, num_devices, crossing, "gradients, versions")
+    return Row("replicas", computing + exchanging, num_devices, crossing, "gradients, versions")
 
 
 def _far_rollout(case: Case, home: Alone, others: Sequence[Alone]) -> Row:
@@ -190,20 +187,10 @@ def _dealt(num_samples: int, seconds: Sequence[float]) -> list[int]:
     return [int(number) for number in np.diff(edges, prepend=0)]
 
 
-def _exchanged(case: Case, times: int) -> tuple[float, float]:
-    """Return the bytes of a sum of gradients, so many times smaller, and of a version.
-
-    A version comes in as few bits as gradients, where these have fewer than it.
-    """
-    gradients = case.sum_bytes / times
-    return gradients, min(case.version_bytes, gradients)
-
-
-def _exchanging(case: Case, home: Alone, own: Alone, times: int = 1) -> float:
+def _exchanging(case: Case, home: Alone, own: Alone) -> float:
     """Return the seconds of a sum of gradients to the home, and of a version back."""
-    gradients, version = _exchanged(case, times)
-    there = _seconds(case.network, own.fence, home.fence, gradients)
-    return there + _seconds(case.network, home.fence, own.fence, version)
+    there = _seconds(case.network, own.fence, home.fence, case.sum_bytes)
+    return there + _seconds(case.network, home.fence, own.fence, case.version_bytes)
 
 
 def _seconds(

@@ -47,7 +47,7 @@ class Staged:
 
     config: RunConfig  # with the stages, and the codecs of their cuts
     devices: Cluster  # a group of gangs for each site, with what their work costs
-    ranks: Mapping[str, tuple[str, ...]]  # kind of a gang -> the kinds of its members, by rank
+    ranks: Mapping[str, tuple[str, ...]]  # gang -> its members by rank, as in a cluster file
     left_out: dict[str, int]  # devices that are in no gang, by kind
     speed: float  # pairs per second of all gangs together, by formula
 
@@ -173,6 +173,10 @@ class Maker:
         """Return the GB/s that a device receives."""
         return group.link or self.cluster.network or 0.0
 
+    def _name_of(self, card: DeviceGroup) -> str:
+        """Return what gangs of a cluster file call a device."""
+        return f"{card.kind}@{card.site}" if len(self._sites) > 1 else card.kind
+
     def _staged(
         self, sites: Mapping[str, Gangs], stages: Sequence[Stage], least: Network, size: int
     ) -> Staged:
@@ -189,8 +193,9 @@ class Maker:
             groups.append(group)
             speed += group.num_devices * size / costs.pack(size)
         ranks = {
-            group.kind: tuple("/".join(sorted({card.kind for card in own})) for own in gangs)
+            f"{group.kind}-{number}": tuple(map(self._name_of, cards))
             for group, gangs in zip(groups, sites.values(), strict=True)
+            for number, cards in enumerate(zip(*gangs, strict=True))
         }
         devices = self.cluster.model_copy(update={"devices": tuple(groups)})
         total = Counter(card.kind for card in self._cards)

@@ -165,9 +165,6 @@ def test_a_gang_on_several_hosts_is_a_command_on_each(tmp_path):
             assert f" --name card-{number // 2} " in command
             assert command.count("--members 4 --ranks ") == 1
             assert f" --ranks {'2-3' if number % 2 else '0-1'} " in command
-    for way in ("slurm", "kubernetes"):
-        with pytest.raises(UserError, match=f"kind card have gangs on 2 hosts each, which {way} "):
-            files_for(cluster, way, tls=True)
 
 
 def test_two_gangs_may_be_on_the_same_hosts(tmp_path):
@@ -188,7 +185,7 @@ def test_two_gangs_may_be_on_the_same_hosts(tmp_path):
         ("gang_hosts = 2", "", "8 of kind card on 4 hosts are no whole gangs of 4"),
         ("gang_hosts = 2", "gang_hosts = 3", "on 4 hosts are no whole gangs of 4, on 3 hosts each"),
         ("gang = 4", "", "8 of kind card on 4 hosts are no whole gangs of 1, on 2 hosts each"),
-        ('hosts = ["a", "b", "c", "d"]', "", "card are no whole gangs of 4, on 2 hosts each"),
+        ('"a", "b", "c", "d"', '"a"', "card on 1 hosts are no whole gangs of 4, on 2 hosts each"),
         ("gang_hosts = 2", "gang_hosts = 0", "devices.0.gang_hosts: must be greater than or equal"),
     ],
 )
@@ -308,8 +305,18 @@ def test_what_a_way_lacks_is_said(cluster):
     bare = load_cluster(CLUSTERS / "2-cores.toml")
     with pytest.raises(UserError, match=r"kind core have no hosts; set their hosts = \[...\]"):
         files_for(bare, "ssh", tls=True)
+    groups = [group.model_copy(update={"hosts": ("node-1",)}) for group in bare.devices]
+    there = bare.model_copy(update={"devices": tuple(groups)})
     with pytest.raises(UserError, match="kind core are no GPUs; set their cuda = true"):
-        files_for(bare, "cuda", tls=True)
+        files_for(there, "cuda", tls=True)
+
+
+def test_workers_of_this_machine_are_left_to_digen_up(tmp_path):
+    path = tmp_path / "mixed.toml"
+    path.write_text(MIXED.replace('hosts = ["node-1", "me@node-2"]', ""))
+    for way, number in (("ssh", 4), ("cuda", 3)):
+        commands = commands_in(files_for(load_cluster(path), way, tls=True)["workers.sh"])
+        assert [host for host, _ in commands] == ["node-3", *["node-1"] * (number - 2), "node-3"]
 
 
 def test_files_are_written_where_they_are_wanted(tmp_path, capsys):

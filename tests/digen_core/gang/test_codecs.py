@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from digen_core.config.cuts import CutConfig
 from digen_core.gang.codecs import Codec, Codecs, CodedCuts, TopK, through
+from support.paths import ROOT
 
 NAMES = ("none", "bf16", "int8", "int4", "topk")
 
@@ -133,3 +134,16 @@ def test_cuts_can_be_left_uncoded():
     with cuts.uncoded():
         assert torch.equal(cuts.at(2).crossed(x), x)
     assert torch.equal(cuts.at(2).crossed(x), coded)
+
+
+def test_only_what_crosses_cuts_is_coded():
+    """Sums of gradients, versions and optimizer states accumulate: they travel as they are."""
+    packages = ("digen_core", "tasks", "flows")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    coding = {path.relative_to(ROOT) for path in files if "gang.codecs import" in path.read_text()}
+    assert set(map(str, coding)) == {
+        "digen_core/gang/cutting.py",
+        "digen_core/gang/stages.py",
+        "digen_core/models/pipeline/policy.py",
+        "digen_core/models/policy.py",
+    }

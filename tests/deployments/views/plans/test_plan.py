@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 
 from deployments.cli import run
+from deployments.operation.workers import workers_of
 from deployments.shipped import find_cluster
 from deployments.views.plans.plan import plan
 from digen_core.config.run import RunConfig
+from digen_core.planning.cluster import load_cluster
 from digen_core.trace.gaps import CAUSES
 from support.planning import counted_once, simulated_once
 
@@ -264,9 +266,14 @@ def test_stages_are_found_where_no_card_of_a_room_holds_the_model(tiny, tmp_path
     assert {cut.block for cut in slow.model.cuts} <= ends
     assert {cut.backward for cut in slow.model.cuts} == {"int4"}
     assert "larger" in out
-    assert "digen worker SCHEDULER --name room-0" in out
+    path.write_text(path.read_text() + out[out.index("[[gangs]]") : out.index("[rollout]")])
+    gangs = load_cluster(path).gangs
+    stages = slow.parallel.stages
+    assert [(own.kind, own.members) for own in gangs] == [(f"{stages}-stages", stages)] * len(gangs)
+    started = [name for worker in workers_of(load_cluster(path)) for name in worker.names]
+    assert len(started) == stages * sum(own.count for own in gangs)
     (best, *_) = plans_of(capsys, *full, "--cluster", str(path))
-    assert best["ranks"]
+    assert best["gangs"]
     assert best["cuts"] == [], "only with leave"
 
 

@@ -69,10 +69,11 @@ def test_the_large_cards_lead_and_have_twice_the_blocks():
     found = {own.config.parallel.stages: own for own in made(cluster_of(LARGE, SMALL))}
     two, four = found[2], found[4]
     assert dealt(two) == (5, 3)
-    assert two.ranks == {"2-stages": ("large", "small")}
+    assert two.ranks == {f"2-stages-{number}": ("large", "small") for number in range(4)}
     assert [(g.num_devices, g.members) for g in two.devices.devices] == [(4, 2)]
     assert dealt(four) == (3, 3, 1, 1)
-    assert four.ranks == {"4-stages": ("large", "large", "small", "small")}
+    members = ("large", "large", "small", "small")
+    assert four.ranks == {f"4-stages-{number}": members for number in range(2)}
     assert four.devices.devices[0].num_devices == 2
     assert two.left_out == four.left_out == {}
 
@@ -81,7 +82,7 @@ def test_gangs_are_cut_for_the_least_of_their_devices():
     """5 large and 3 small cards in gangs of two: one second stage is large, and used as small."""
     cluster = cluster_of(LARGE | {"count": 5}, SMALL | {"count": 3})
     (two,) = (own for own in made(cluster) if own.config.parallel.stages == 2)
-    assert two.ranks == {"2-stages": ("large", "large/small")}
+    assert list(two.ranks.values()) == [("large", "large"), *[("large", "small")] * 3]
     assert dealt(two) == (5, 3)
     odd = made(cluster_of(LARGE | {"count": 5}, SMALL))
     assert {own.config.parallel.stages: own.left_out for own in odd}[2] == {"small": 1}
@@ -116,7 +117,10 @@ def test_each_site_has_gangs_of_its_own_if_it_can():
     }
     alone = [group | {"count": 1} for group in groups]
     (across,) = made(cluster_of(*alone, links=(link,)))
-    assert across.ranks.popitem()[1] in {("large", "far"), ("far", "large")}
+    assert across.ranks.popitem()[1] in {
+        ("large@here", "far@there"),
+        ("far@there", "large@here"),
+    }
     group = across.devices.devices[0]
     assert group.costs.pack(1) > 2 * 1e7 / 1e6  # 10 MB there, and back
 

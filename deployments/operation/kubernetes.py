@@ -1,0 +1,185 @@
+"""What Kubernetes is given: what the Dask operator takes, and jobs of gangs in parts.
+
+The operator's groups have workers that are all alike and have no numbers. So a gang whose members
+are on several hosts, or of several kinds, is an indexed job for each of its kinds: a pod for each
+part, which knows its ranks by JOB_COMPLETION_INDEX.
+"""
+
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from deployments.operation.access import CERTIFICATE, KEY
+from deployments.operation.state import ENVIRONMENT
+from deployments.operation.workers import Parts, in_parts
+from digen_core.planning.cluster import Cluster
+from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
+from tasks.cluster.cluster import as_environment
+from tasks.cluster.listening import ENCRYPTED, INSECURE, tls_settings
+
+FILE: Final = "cluster.yaml"
+TLS_FOLDER: Final = Path("/tls")  # in a container
+
+_RESTARTS: Final = 1000
+"""Of the pods of a gang, until its job counts as failed."""
+
+
+def text(cluster: Cluster, tls: bool) -> str:
+    """Return the file, with the commands that make its secrets.
+
+    Args:
+        cluster: as its file describes it.
+        tls: whether the parts of Dask use it.
+    """
+    every = [*_of_operator(cluster, tls), *_of_gangs(cluster, tls)]
+    return _notes(cluster, tls) + yaml.safe_dump_all(every, sort_keys=False)
+
+
+def _of_operator(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
+    """Return a DaskCluster with the first group of devices, and a DaskWorkerGroup for each other.
+
+    They are what the operator of dask-kubernetes takes.
+    """
+    own = cluster.kubernetes
+    head: dict[str, Any] = {"apiVersion": "kubernetes.dask.org/v1"}
+    groups = [
+        {"replicas": group.num_devices, "spec": _worker_pod(cluster, group, tls)}
+        for group in cluster.alone
+        if not (isinstance(group, DeviceGroup) and group.gang_hosts > 1)
+    ]
+    nobody = {"replicas": 0, "spec": _pod(cluster, {"name": "worker", "args": ["digen"]}, tls)}
+    first, *others = groups or [nobody]
+    scheduler = {"spec": _scheduler_pod(cluster, tls), "service": _scheduler_service(cluster)}
+    resources = [
+        head
+        | {"kind": "DaskCluster", "metadata": {"name": own.name, "namespace": own.namespace}}
+        | {"spec": {"worker": first, "scheduler": scheduler}}
+    ]
+    for number, group in enumerate(others, start=1):
+        metadata = {"name": f"{own.name}-{number}", "namespace": own.namespace}
+        spec = {"cluster": own.name, "worker": group}
+        resources.append(head | {"kind": "DaskWorkerGroup", "metadata": metadata, "spec": spec})
+    return resources
+
+
+def _of_gangs(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
+    """Return an indexed job for the parts of each kind of each gang."""
+    own, jobs = cluster.kubernetes, []
+    every = [parts for gang in in_parts(cluster) for parts in gang]
+    for number, parts in enumerate(every):
+        metadata = {"name": f"{own.name}-gang-{number}", "namespace": own.namespace}
+        spec = {
+            "completionMode": "Indexed",
+            "completions": parts.num_hosts,
+            "parallelism": parts.num_hosts,
+            "backoffLimit": _RESTARTS,
+            "template": {"spec": {"restartPolicy": "OnFailure", **_part_pod(cluster, parts, tls)}},
+        }
+        job: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job"}
+        jobs.append(job | {"metadata": metadata, "spec": spec})
+    return jobs
+
+
+def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -> dict[str, Any]:
+    command = _command(cluster, "$(DASK_WORKER_NAME)", group, group.site, group, tls)
+    return _pod_of(cluster, group, group.members, command, tls)
+
+
+def _part_pod(cluster: Cluster, parts: Parts, tls: bool) -> dict[str, Any]:
+    first = parts.first
+    command = shlex.join(_command(cluster, first.device, first.of, first.site, first.group, tls))
+    inside = f"exec {command} --ranks {parts.ranks('JOB_COMPLETION_INDEX')}"
+    return _pod_of(cluster, first.group, parts.share, ["bash", "-c", inside], tls)
+
+
+def _command(
+    cluster: Cluster,
+    name: str,
+    of: DeviceGroup | RewardGroup | GangGroup,
+    site: str,
+    group: DeviceGroup | RewardGroup,
+    tls: bool,
+) -> list[str]:
+    """Return the command of a worker of a device, which computes with those of a group."""
+    own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
+    address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
+    command = ["digen", "worker", address, "--name", name, of.duty]
+    if of.members > 1:
+        command += ["--members", str(of.members)]
+    if site:
+        command += ["--site", site]
+    return [*command, "--threads", str(group.threads), *([] if tls else [INSECURE])]
+
+
+def _pod_of(
+    cluster: Cluster,
+    group: DeviceGroup | RewardGroup,
+    share: int,
+    command: list[str],
+    tls: bool,
+) -> dict[str, Any]:
+    """Return a pod with some devices of a group, where the nodes have such."""
+    own = cluster.kubernetes
+    limits = {"cpu": str(group.threads * share), "memory": own.memory}
+    gpu = {"nvidia.com/gpu": str(share)} if group.cuda else {}
+    container = {
+        "name": "worker",
+        "args": command,
+        "resources": {"limits": limits | gpu, "requests": limits},
+        "envFrom": [{"secretRef": {"name": f"{own.name}-environment"}}],
+    }
+    zone = {"topology.kubernetes.io/zone": group.site} if group.site else {}
+    labels = zone | own.node_labels.get(group.kind, {})
+    where = {"nodeSelector": labels} if labels else {}
+    return where | _pod(cluster, container, tls)
+
+
+def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
+    container = {
+        "name": "scheduler",
+        "args": ["dask", "scheduler", "--host", "0.0.0.0"] + ["--protocol", "tls"] * tls,
+        "ports": [
+            {"name": "tcp-comm", "containerPort": 8786, "protocol": "TCP"},
+            {"name": "http-dashboard", "containerPort": 8787, "protocol": "TCP"},
+        ],
+        "readinessProbe": {"httpGet": {"port": "http-dashboard", "path": "/health"}},
+    }
+    return _pod(cluster, container, tls)
+
+
+def _pod(cluster: Cluster, container: dict[str, Any], tls: bool) -> dict[str, Any]:
+    container = container | {"image": cluster.kubernetes.image}
+    if not tls:
+        return {"containers": [container]}
+    paths = tls_settings(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
+    variables = as_environment(ENCRYPTED | paths)
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    mount = {"name": "tls", "mountPath": str(TLS_FOLDER), "readOnly": True}
+    container["volumeMounts"] = [mount]
+    volume = {"name": "tls", "secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}
+    return {"containers": [container], "volumes": [volume]}
+
+
+def _scheduler_service(cluster: Cluster) -> dict[str, Any]:
+    names = {"tcp-comm": 8786, "http-dashboard": 8787}
+    labels = {"dask.org/cluster-name": cluster.kubernetes.name}
+    return {
+        "type": "ClusterIP",
+        "selector": labels | {"dask.org/component": "scheduler"},
+        "ports": [
+            {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
+            for name, port in names.items()
+        ],
+    }
+
+
+def _notes(cluster: Cluster, tls: bool) -> str:
+    own = cluster.kubernetes
+    create = f"# kubectl -n {own.namespace} create secret generic {own.name}"
+    files = f"--from-file={CERTIFICATE} --from-file={KEY}"
+    lines = ["# For the Dask operator. The secrets that the pods need:"]
+    lines += [f"{create}-environment --from-env-file={ENVIRONMENT}"]
+    lines += [f"{create}-tls {files}"] if tls else []
+    return "\n".join([*lines, f"# kubectl apply -f {FILE}", ""])
