@@ -3,13 +3,14 @@
 Importing this module must not import torch.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from math import gcd
 from typing import Final
 
 from digen_core.config.families import FAMILIES, Settings
 from digen_core.config.model import ModelConfig
+from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
 from digen_core.errors import ConfigError
@@ -45,10 +46,9 @@ def check_stages(config: RunConfig, *sizes: int, transformer: Settings | None = 
         ConfigError: they cannot.
     """
     parallel = config.parallel
-    label = f"parallel.stages is {parallel.stages}"
-    if parallel.stages == 1:
-        if parallel.stage_blocks:
-            raise ConfigError(f"{label}, but parallel.stage_blocks is set; leave it out")
+    if parallel.stages == 1 and parallel.stage_blocks:
+        raise ConfigError("parallel.stages is 1, but parallel.stage_blocks is set; leave it out")
+    if not parallel.has_stages:
         return
     for is_set, what in (
         (parallel.context_parallel > 1, "parallel.context_parallel: stages deal no tokens"),
@@ -56,14 +56,40 @@ def check_stages(config: RunConfig, *sizes: int, transformer: Settings | None = 
         (bool(config.model.adapters), "model.adapters: fold them into the model before"),
     ):
         if is_set:
-            raise ConfigError(f"{label}, which goes not with {what}; leave it out")
-    for size in sizes:
-        if size > 1 and size % parallel.stages:
+            raise ConfigError(f"{_asked(parallel)}, which goes not with {what}; leave it out")
+    _check_sizes(parallel, sizes)
+    number = _num_blocks(config, transformer)
+    for key, stages, dealt in _cut(parallel):
+        _check_blocks(key, dealt, stages, number, config.model.path)
+
+
+def _asked(parallel: ParallelConfig) -> str:
+    """Return what a config says of stages."""
+    if parallel.stages_by_size:
+        return f"parallel.stages_by_size is {[list(own) for own in parallel.stages_by_size]}"
+    return f"parallel.stages is {parallel.stages}"
+
+
+def _cut(parallel: ParallelConfig) -> Iterator[tuple[str, int, Sequence[int]]]:
+    """Yield each way in which blocks are dealt over stages: the key, how many, blocks of each."""
+    if parallel.stages > 1:
+        yield "parallel.stage_blocks", parallel.stages, parallel.stage_blocks
+    for own in parallel.stages_by_size:
+        yield "parallel.stages_by_size", len(own), own
+
+
+def _check_sizes(parallel: ParallelConfig, sizes: Collection[int]) -> None:
+    """Check that stages divide gangs, and that it is clear in how many each gang is."""
+    lengths = [len(own) for own in parallel.stages_by_size]
+    if len(set(lengths)) < len(lengths):
+        most = max(lengths, key=lengths.count)
+        raise ConfigError(f"{_asked(parallel)}, two of which are of {most} stages; leave one out")
+    for size in {*sizes} - {1, *lengths}:
+        if size % parallel.stages:
             raise ConfigError(
-                f"{label}, which does not divide a gang of {size}; what does is "
-                f"{', '.join(str(n) for n in range(1, size + 1) if size % n == 0)}"
+                f"parallel.stages is {parallel.stages}, which does not divide a gang of {size}; "
+                f"what does is {', '.join(str(n) for n in range(1, size + 1) if size % n == 0)}"
             )
-    _check_blocks(config, label, transformer)
 
 
 def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
@@ -77,9 +103,9 @@ def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
         ConfigError: they cannot, or none is a gang.
     """
     check_stages(config, *sizes)
-    if config.parallel.stages > 1 and max(sizes) == 1:
+    if config.parallel.has_stages and max(sizes) == 1:
         raise ConfigError(
-            f"parallel.stages is {config.parallel.stages}, but no device of the run is a gang; set "
+            f"{_asked(config.parallel)}, but no device of the run is a gang; set "
             "cluster.trainer_gang and cluster.rollout_gang, or start workers with --members"
         )
 
@@ -108,13 +134,14 @@ def check_cuts(config: RunConfig, transformer: Settings | None = None) -> None:
             f"{label}, which goes not with parallel.context_parallel "
             f"({parallel.context_parallel}); leave one of them out"
         )
-    ends = list(accumulate(parallel.stage_blocks))[:-1]
-    if parallel.stages > 1 and not set(blocks) <= set(ends):
-        where = f"meet at {ends}" if ends else "meet where they weigh equally"
-        raise ConfigError(
-            f"{label}, but the {parallel.stages} stages {where}; set parallel.stage_blocks so that "
-            "stages begin with those blocks"
-        )
+    for key, stages, dealt in _cut(parallel):
+        ends = list(accumulate(dealt))[:-1]
+        if not set(blocks) <= set(ends):
+            where = f"meet at {ends}" if ends else "meet where they weigh equally"
+            raise ConfigError(
+                f"{label}, but the {stages} stages {where}; set {key} so that stages begin with "
+                "those blocks"
+            )
 
 
 def _num_blocks(config: RunConfig, transformer: Settings | None) -> int | None:
@@ -126,25 +153,24 @@ def _num_blocks(config: RunConfig, transformer: Settings | None) -> int | None:
         return None
 
 
-def _check_blocks(config: RunConfig, label: str, transformer: Settings | None) -> None:
-    """Check that each stage has blocks, and all together those that there are."""
-    stages, dealt = config.parallel.stages, config.parallel.stage_blocks
+def _check_blocks(
+    key: str, dealt: Sequence[int], stages: int, number: int | None, path: str | None
+) -> None:
+    """Check that each stage has blocks, and all together those that there are, if that is known."""
+    label = f"{key} is {list(dealt)}"
     if dealt and (len(dealt) != stages or min(dealt) < 1):
-        raise ConfigError(
-            f"{label}, but parallel.stage_blocks is {list(dealt)}; it needs a number of blocks, 1 "
-            "at least, for each stage"
-        )
-    blocks = _num_blocks(config, transformer)
-    if blocks is None:
+        raise ConfigError(f"{label}; it needs a number of blocks, 1 at least, for each stage")
+    if number is None:
         return
-    if stages > blocks:
+    if stages > number:
         raise ConfigError(
-            f"{label}, more than the {blocks} blocks of model.path {config.model.path}; use fewer"
+            f"parallel.stages is {stages}, more than the {number} blocks of model.path {path}; use "
+            "fewer"
         )
-    if dealt and sum(dealt) != blocks:
+    if dealt and sum(dealt) != number:
         raise ConfigError(
-            f"parallel.stage_blocks {list(dealt)} are {sum(dealt)} blocks together, but model.path "
-            f"{config.model.path} has {blocks}"
+            f"{key} {list(dealt)} are {sum(dealt)} blocks together, but model.path {path} has "
+            f"{number}"
         )
 
 

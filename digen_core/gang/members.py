@@ -46,7 +46,7 @@ class Gang:
             config.degree_of(size),
             config.shard_weights and size > 1,
             config.stages_of(size),
-            config.stage_blocks,
+            config.blocks_of(size),
         )
 
     @property

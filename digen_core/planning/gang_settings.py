@@ -27,7 +27,8 @@ def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     Raises:
         OSError: the settings are not there.
     """
-    sharded = {"shard_weights": True, "context_parallel": 1, "stages": 1, "stage_blocks": ()}
+    whole = {"stages": 1, "stage_blocks": (), "stages_by_size": ()}
+    sharded = {"shard_weights": True, "context_parallel": 1, **whole}
     both = _with(config, sharded | {"context_parallel": size})
     try:
         check_degree(both, size, read_settings(folder))

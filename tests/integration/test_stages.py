@@ -33,6 +33,8 @@ CODED = {
     "parallel.stage_blocks": [1, 1, 2],
     "train.min_gradient_cosine": 0.9,
 }
+BY_SIZE = "parallel.stages_by_size"
+UNEQUAL = {BY_SIZE: [[1, 3], [2, 1, 1]]}
 LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
 
 
@@ -53,7 +55,10 @@ class StageCase(Case):
     @property
     def changes(self) -> dict:
         stages = max(SIZES[name] for name in (self.rollout, *self.trainers))
-        return super().changes | {"parallel.stages": stages} | self.settings
+        cut = {"parallel.stages": stages}
+        return super().changes | (
+            self.settings if BY_SIZE in self.settings else cut | self.settings
+        )
 
     @property
     def devices(self) -> list[Device]:
@@ -80,6 +85,8 @@ CASES = [
     StageCase("colocated-strong", family="hunyuan_video", settings=KL | ALL_WEIGHTS),
     StageCase("tsp", rollout="single", trainers=("two",), settings={"algorithm.kl_reward": 0.1}),
     StageCase("colocated", family="sd3", rollout="two", dtype="float32"),
+    StageCase("elastic", trainers=("two",), helping=True, settings=KL | UNEQUAL),
+    StageCase("tsp", rollout="single", trainers=("three", "two"), settings=ALL_WEIGHTS | UNEQUAL),
 ]
 
 

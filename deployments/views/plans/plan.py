@@ -142,11 +142,16 @@ def _in_gangs(
 
     folder = settings_folder(config.model.path)
     found = list[Candidate]()
+    parallel = config.parallel
     refused = UserError(
-        f"no gang of the cluster holds the model in {config.parallel.stages} stages; leave out "
+        f"no gang of the cluster holds the model in {parallel.stages} stages; leave out "
         "parallel.stages for the best number"
     )
-    if config.parallel.stages == 1:
+    if parallel.stages_by_size:
+        raise UserError(
+            "parallel.stages_by_size is set, but the stages of gangs are planned: leave it out"
+        )
+    if parallel.stages == 1:
         try:
             found = candidates(config, cluster, read_settings(folder), memory_of)
         except ShortageError as error:

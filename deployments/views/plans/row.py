@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.control.protocol import Device
@@ -78,6 +79,13 @@ class Row:
     def has_gangs(self) -> bool:
         """Whether any device is a gang."""
         return any(part.gang > 1 for part in self.parts)
+
+    @property
+    def stages(self) -> list[tuple[int, ...]]:
+        """Blocks of each stage of its gangs, for each number of stages that they have."""
+        used = {len(own.ranks) for own in self.gangs}
+        parallel = ParallelConfig.model_validate(self.parallel)
+        return [parallel.blocks_of(size) for size in sorted(used)]
 
     @property
     def has_sites(self) -> bool:

@@ -62,23 +62,26 @@ def print_plan(
 
 
 def _print_stages(row: Row, console: Console) -> None:
-    """Print which device holds which blocks, and how a gang of several hosts is started."""
-    blocks = row.parallel["stage_blocks"]
-    assert isinstance(blocks, tuple)
-    ends = list(accumulate(blocks))
+    """Print which device holds which blocks, and the gangs as a cluster file takes them."""
     coded = {cut["block"]: f"{cut['forward']}/{cut['backward']}" for cut in row.cuts}
-    cells = [
-        [
-            str(rank),
-            "/".join(sorted({own.ranks[rank] for own in row.gangs})),
-            str(number),
-            f"{end - number}-{end - 1}",
-            coded.get(end - number, "as they are") if rank else "",
-        ]
-        for rank, (number, end) in enumerate(zip(blocks, ends, strict=True))
-    ]
     headings = ("rank", "device", "blocks", "numbers", "streams")
-    console.print(table_of("\nstages: the members of each gang", headings, cells))
+    for blocks in row.stages:
+        gangs, ends = (
+            [own for own in row.gangs if len(own.ranks) == len(blocks)],
+            accumulate(blocks),
+        )
+        cells = [
+            [
+                str(rank),
+                "/".join(sorted({own.ranks[rank] for own in gangs})),
+                str(number),
+                f"{end - number}-{end - 1}",
+                coded.get(end - number, "as they are") if rank else "",
+            ]
+            for rank, (number, end) in enumerate(zip(blocks, ends, strict=True))
+        ]
+        whose = f"gang of {len(blocks)}" if len(row.stages) > 1 else "gang"
+        console.print(table_of(f"\nstages: the members of each {whose}", headings, cells))
     tables = [
         f'[[gangs]]\nkind = "{own.kind}"\ncount = {own.count}\n'
         f'ranks = [{", ".join(map(json.dumps, own.ranks))}]\nroles = "{own.roles}"'
@@ -177,9 +180,11 @@ def _gangs_of(row: Row) -> list[str]:
     lines = [f"{role}_gang = {own[0]}" for role, own in sizes.items() if len(own) == 1]
     shares = str(row.parallel["shard_weights"]).lower()
     lines.append("[parallel]")
-    if row.gangs:
-        blocks = ", ".join(map(str, row.parallel["stage_blocks"]))  # type: ignore[call-overload]
-        lines += [f"stages = {row.parallel['stages']}", f"stage_blocks = [{blocks}]"]
+    if len(row.stages) == 1:
+        (blocks,) = row.stages
+        lines += [f"stages = {len(blocks)}", f"stage_blocks = {list(blocks)}"]
+    elif row.stages:
+        lines.append(f"stages_by_size = {[list(own) for own in row.stages]}")
     lines.append(f"shard_weights = {shares}")
     return [*lines, f"context_parallel = {row.parallel['context_parallel']}"]
 

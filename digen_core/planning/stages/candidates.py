@@ -13,7 +13,7 @@ from digen_core.planning.stages.codecs import Codec
 from digen_core.planning.stages.gangs import Maker, Staged
 
 NUM_FITTED: Final = 3
-"""Numbers of stages, those with the most pairs per second, whose memory is counted."""
+"""Gangs, those with the most pairs per second, whose memory is counted, and one across sites."""
 
 LEADER_SHARES: Final = (1.0, 0.75, 0.5)
 """Of a leader's memory beside its text encoders that its stage may take: it decodes, too."""
@@ -40,8 +40,9 @@ def staged_candidates(
         memory_of: counts.
     """
     for share in LEADER_SHARES:
-        made = Maker(config, cluster, chain, sizes, codecs, text_bytes, share).all()[:NUM_FITTED]
-        found = [own for staged in made if (own := _fitted(staged, memory_of)) is not None]
+        made = Maker(config, cluster, chain, sizes, codecs, text_bytes, share).all()
+        some = made[:NUM_FITTED] + [own for own in made[NUM_FITTED:] if own.crosses_sites]
+        found = [own for staged in some if (own := _fitted(staged, memory_of)) is not None]
         if found:
             return found
     return []
@@ -49,12 +50,14 @@ def staged_candidates(
 
 def _fitted(staged: Staged, memory_of: MemoryOf) -> Candidate | None:
     """Hold the leaders' stage against their memory: that of two samples tells those of more."""
-    config, size = staged.config, staged.config.parallel.stages
+    config = staged.config
     few = {
         "rollout": config.rollout.model_copy(update={"fragment_size": 2}),
         "train": config.train.model_copy(update={"pack_size": 2}),
     }
-    memories = {size: memory_of(config.model_copy(update=few), size)}
+    counted = config.model_copy(update=few)
+    sizes = {group.members for group in staged.devices.devices}
+    memories = {size: memory_of(counted, size) for size in sizes}
     try:
         room = fit(staged.devices, memories, config.rollout.group_size, config.train.pack_size)
     except ShortageError:

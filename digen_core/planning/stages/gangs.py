@@ -2,15 +2,14 @@
 
 They may be unequal, as the cards of a room are. Those of a site are put in order, the largest
 memory first, and dealt over its gangs: first the leaders, which have the text encoders, too, then
-the second stages, and so on. All gangs of a run are cut at the same blocks, so a stage has to fit
-the least of the devices that have it. Where no site holds the model, all devices are one gang,
-placed by OP-Fence.
+the second stages, and so on. Gangs of a run with as many stages are cut at the same blocks, so a
+stage has to fit the least of the devices that have it. Where there are several sites, each may
+have its own number of stages, or all devices are one gang, placed by OP-Fence.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -32,13 +31,21 @@ from digen_core.planning.stages.network import Network
 from digen_core.planning.stages.op_fence import op_fence
 from digen_core.planning.stages.pipeline import PORTIONS_PER_STAGE
 from digen_core.planning.stages.placement import Placer, Stage
-from digen_core.planning.stages.plans import Plan, plan_of
+from digen_core.planning.stages.plans import plan_of
 
 MOST_STAGES: Final = 16
 _NEAR: Final = 0.0002  # seconds of latency between two devices of a site, an assumption
 
 Gangs = Sequence[Sequence[DeviceGroup]]
 """Gangs of a site: of each stage, the groups that its devices are of, one for each gang."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where gangs of a number of stages are cut."""
+
+    stages: tuple[Stage, ...]
+    least: Network  # of what the devices of each stage have
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class Staged:
     ranks: Mapping[str, tuple[str, ...]]  # gang -> its members by rank, as in a cluster file
     left_out: dict[str, int]  # devices that are in no gang, by kind
     speed: float  # pairs per second of all gangs together, by formula
+
+    @property
+    def crosses_sites(self) -> bool:
+        """Whether a gang has members of several sites."""
+        return any(len({name.partition("@")[2] for name in own}) > 1 for own in self.ranks.values())
 
 
 @dataclass(frozen=True)
@@ -74,43 +86,74 @@ class Maker:
         """
         stages = self.config.parallel.stages
         counts = range(2, MOST_STAGES + 1) if stages == 1 else (stages,)
-        alone = [[site] for site in self._sites]
-        some = [self._sites, *alone] if len(alone) > 1 else alone
-        made = [self.of_sites(count, sites) for count in counts for sites in some]
-        found = [own for own in made if own is not None]
-        if not found and (own := self.across_sites()) is not None:
-            found = [own]
+        sites = self._sites
+        found = [
+            own
+            for count in counts
+            for some in ([sites] if len(sites) > 1 else []) + [[site] for site in sites]
+            if (own := self.of_sites(dict.fromkeys(some, count))) is not None
+        ]
+        if len(sites) > 1:
+            others = (self._each_its_own(found), self.across_sites())
+            found += [own for own in others if own is not None]
         return sorted(found, key=lambda own: -own.speed)
 
-    def of_sites(self, count: int, names: Sequence[str]) -> Staged | None:
+    def of_sites(self, counts: Mapping[str, int]) -> Staged | None:
         """Return as many gangs as sites can have of so many stages; None: they do not fit."""
-        sites = {site: own for site in names if (own := self._gangs_at(site, count))}
-        if not sites or count > len(self.chain.blocks):
+        sites = {site: own for site in counts if (own := self._gangs_at(site, counts[site]))}
+        if not sites or max(counts.values()) > len(self.chain.blocks):
             return None
-        least = self._network([[g for own in sites.values() for g in own[n]] for n in range(count)])
-        for size in self._pack_sizes(count):
-            found = Placer(self.chain, least, self.codecs[-1], size).place(range(count))
-            if found is not None and len(found.stages) == count:
-                return self._staged(sites, found.stages, least, size)
+        alike: dict[int, list[Gangs]] = {}
+        for own in sites.values():
+            alike.setdefault(len(own), []).append(own)
+        for size in self._pack_sizes(max(alike)):
+            cuts = {count: self._cut(gangs, size) for count, gangs in alike.items()}
+            known = {count: cut for count, cut in cuts.items() if cut is not None}
+            if len(known) == len(cuts):
+                return self._staged(sites, known, size)
         return None
 
+    def _each_its_own(self, found: Sequence[Staged]) -> Staged | None:
+        """Return gangs of the number of stages that is the best at each site alone.
+
+        None: it is the same number at all that can hold the model.
+        """
+        counts: dict[str, int] = {}
+        for own in sorted(found, key=lambda own: own.speed):
+            site, *others = {group.site for group in own.devices.devices}
+            if not others:
+                counts[site] = own.config.parallel.stages
+        return self.of_sites(dict(sorted(counts.items()))) if len({*counts.values()}) > 1 else None
+
+    def _cut(self, gangs: Sequence[Gangs], size: int) -> Cut | None:
+        """Return where gangs with the same number of stages are cut: for the least of them."""
+        count = len(gangs[0])
+        least = self._network([[card for own in gangs for card in own[n]] for n in range(count)])
+        found = Placer(self.chain, least, self.codecs[-1], size).place(range(count))
+        if found is None or len(found.stages) != count:
+            return None
+        return Cut(found.stages, least)
+
     def across_sites(self) -> Staged | None:
-        """Return one gang of devices of several sites; None: all together cannot hold the model."""
+        """Return one gang of devices of several sites; None: they cannot hold the model so."""
         cards = self._cards
         if not _roles([cards]):
             return None
         network = self._network([[card] for card in cards])
         for size in self._pack_sizes(len(cards)):
             placements = op_fence(self.chain, network, self.codecs[-1], size)
-            counts = {own.stages: len(own.stages) for own in placements}
             wanted = self.config.parallel.stages
-            fitting = [own for own, num in counts.items() if num > 1 and wanted in (1, num)]
+            fitting = [
+                stages
+                for stages, num in ((own.stages, len(own.stages)) for own in placements)
+                if wanted in (1, num) and len({cards[stage.device].site for stage in stages}) > 1
+            ]
             if fitting:
                 stages = fitting[0]
                 gangs = [[cards[stage.device]] for stage in stages]
-                own = [Stage(rank, *stage[1:]) for rank, stage in enumerate(stages)]
+                own = tuple(Stage(rank, *stage[1:]) for rank, stage in enumerate(stages))
                 least = network.part([stage.device for stage in stages])
-                return self._staged({gangs[0][0].site: gangs}, own, least, size)
+                return self._staged({gangs[0][0].site: gangs}, {len(own): Cut(own, least)}, size)
         return None
 
     @property
@@ -177,18 +220,16 @@ class Maker:
         """Return what gangs of a cluster file call a device."""
         return f"{card.kind}@{card.site}" if len(self._sites) > 1 else card.kind
 
-    def _staged(
-        self, sites: Mapping[str, Gangs], stages: Sequence[Stage], least: Network, size: int
-    ) -> Staged:
-        plan = plan_of(self.chain, least, stages, self.codecs)
-        config = self._config(plan, size)
+    def _staged(self, sites: Mapping[str, Gangs], cuts: Mapping[int, Cut], size: int) -> Staged:
+        # gangs that are cut in several ways have to compute the same: as without codecs
+        codecs = self.codecs if len(cuts) == 1 else self.codecs[:1]
+        config = self._config(cuts, codecs, size)
         groups, speed = [], 0.0
         for site, gangs in sites.items():
             suffix = f"-{site}" if len(sites) > 1 else ""
-            own = partial(plan_of, self.chain, stages=stages, codecs=self.codecs)
-            network = self._network(gangs)
-            plan_here, rate = own(network=network), float(network.rates[0])
-            costs = costs_of(plan_here, rate, self.cluster, config, self.sizes)
+            stages, network = cuts[len(gangs)].stages, self._network(gangs)
+            plan = plan_of(self.chain, network, stages, codecs)
+            costs = costs_of(plan, float(network.rates[0]), self.cluster, config, self.sizes)
             group = _group(f"{len(stages)}-stages{suffix}", gangs, costs)
             groups.append(group)
             speed += group.num_devices * size / costs.pack(size)
@@ -202,25 +243,28 @@ class Maker:
         used = Counter(card.kind for gangs in sites.values() for own in gangs for card in own)
         return Staged(config, devices, ranks, dict(total - used), speed)
 
-    def _config(self, plan: Plan, size: int) -> RunConfig:
-        """Return the config with the stages of a plan, their codecs, and packs that fit."""
-        blocks = tuple(stage.end - stage.first for stage in plan.stages)
-        cuts = [
+    def _config(self, cuts: Mapping[int, Cut], codecs: Sequence[Codec], size: int) -> RunConfig:
+        """Return the config with the stages of gangs, their codecs, and packs that fit."""
+        dealt = [tuple(stage.end - stage.first for stage in cut.stages) for cut in cuts.values()]
+        only = len(dealt) == 1
+        coded = [
             CutConfig.model_validate(
                 {"block": stage.first, "forward": codec.forward, "backward": codec.backward}
             )
-            for stage, codec in zip(plan.stages[1:], plan.codecs, strict=True)
+            for cut in cuts.values()
+            for stage, codec in zip(cut.stages[1:], self._codecs(cut, codecs), strict=True)
             if codec is not NONE
         ]
         config = self.config
         changes = {
             "parallel": {
-                "stages": len(blocks),
-                "stage_blocks": blocks,
+                "stages": len(dealt[0]) if only else 1,
+                "stage_blocks": dealt[0] if only else (),
+                "stages_by_size": () if only else tuple(sorted(dealt, key=len)),
                 "shard_weights": False,
                 "context_parallel": 1,
             },
-            "model": {"cuts": tuple(cuts)},
+            "model": {"cuts": tuple(coded)},
             "train": {"pack_size": size},
         }
         tables = {
@@ -228,6 +272,10 @@ class Maker:
             for table, values in changes.items()
         }
         return config.model_copy(update=tables)
+
+    def _codecs(self, cut: Cut, codecs: Sequence[Codec]) -> Sequence[Codec]:
+        """Return the codec of each cut."""
+        return plan_of(self.chain, cut.least, cut.stages, codecs).codecs
 
 
 def _roles(gangs: Gangs) -> frozenset[Role]:

@@ -168,6 +168,42 @@ def test_what_the_files_do_not_tell_is_left_to_the_loading(config_of, tmp_path, 
             {"trainer_gang": 2},
             r"stage_blocks \[2, 3\] are 5 blocks together, but model.path .* has 4",
         ),
+        (
+            "flux",
+            {"stages_by_size": [[2, 2], [1, 3]]},
+            {"trainer_gang": 2},
+            r"stages_by_size is \[\[2, 2\], \[1, 3\]\], two of which are of 2 stages; leave one",
+        ),
+        (
+            "flux",
+            {"stages_by_size": [[2, 2], [1, 1, 1]]},
+            {"trainer_gang": 2},
+            r"stages_by_size \[1, 1, 1\] are 3 blocks together, but model.path .* has 4",
+        ),
+        (
+            "flux",
+            {"stages_by_size": [[4, 0]]},
+            {"trainer_gang": 2},
+            r"stages_by_size is \[4, 0\]; it needs a number of blocks, 1 at least",
+        ),
+        (
+            "flux",
+            {"stages_by_size": [[2, 2]]},
+            {},
+            r"stages_by_size is \[\[2, 2\]\], but no device of the run is a gang; set cluster",
+        ),
+        (
+            "flux",
+            {"stages_by_size": [[2, 2]], "shard_weights": True},
+            {"trainer_gang": 2},
+            r"stages_by_size is \[\[2, 2\]\], which goes not with parallel.shard_weights",
+        ),
+        (
+            "flux",
+            {"stages_by_size": [[2, 2]], "stages": 2},
+            {"trainer_gang": 2, "rollout_gang": 3},
+            "stages is 2, which does not divide a gang of 3",
+        ),
     ],
 )
 def test_stages_that_cannot_be_are_refused_in_one_line(
@@ -195,6 +231,9 @@ def test_stages_that_divide_the_gangs_are_taken(config_of, family):
     check_model(config_of("flux", 1, {"trainer_gang": 2}, {"stages": 2, "stage_blocks": [3, 1]}))
     address = {"scheduler_address": "tcp://127.0.0.1:1"}
     check_model(config_of(family, 1, address, {"stages": 2}))
+    two = {"trainer_gang": 3, "rollout_gang": 2}
+    check_model(config_of("flux", 1, two, {"stages_by_size": [[1, 3], [1, 1, 2]]}))
+    check_model(config_of("flux", 1, two, {"stages_by_size": [[1, 1, 2]], "stages": 2}))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +250,11 @@ def test_stages_that_divide_the_gangs_are_taken(config_of, family):
             [1, 2],
             {"stages": 2, "stage_blocks": [2, 2]},
             r"but the 2 stages meet at \[2\]; set parallel.stage_blocks so that stages begin with",
+        ),
+        (
+            [1],
+            {"stages_by_size": [[1, 3], [2, 1, 1]]},
+            r"but the 3 stages meet at \[2, 3\]; set parallel.stages_by_size so that stages begin",
         ),
     ],
 )

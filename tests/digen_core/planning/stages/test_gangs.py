@@ -12,8 +12,7 @@ from digen_core.control.costs import Linear
 from digen_core.gang.codecs import Codecs
 from digen_core.planning.candidates import may_be_staged
 from digen_core.planning.cluster import Cluster
-from digen_core.planning.memory import CONTEXT_BYTES, Memory
-from digen_core.planning.sizes import Sizes
+from digen_core.planning.memory import Memory
 from digen_core.planning.stages.candidates import staged_candidates
 from digen_core.planning.stages.codecs import CODECS, INT8_INT4, NONE
 from digen_core.planning.stages.costs import costs_of
@@ -21,25 +20,8 @@ from digen_core.planning.stages.gangs import Maker, Staged
 from digen_core.planning.stages.network import Network
 from digen_core.planning.stages.placement import Stage
 from digen_core.planning.stages.plans import plan_of
-from support.stages import chain_of_arrays
+from support.staged import CHAIN, CONTEXT, GB, LARGE, SIZES, SMALL, WHOLE, cluster_of
 
-GB = 10**9
-CONTEXT = CONTEXT_BYTES / GB
-CHAIN = chain_of_arrays(np.full(8, 1e12), np.full(8, 1.0 * GB), np.full(8, 1e7))
-SIZES = Sizes(
-    parameters=4 * GB,
-    trained_parameters=1,
-    trains_all=False,
-    weight_bytes=8 * GB,
-    push_bytes=4,
-    step_flops=8 * 10**12,
-    pair_flops=24 * 10**12,
-    decode_flops=10**12,
-    latent_bytes=1,
-    velocity_bytes=0,
-    trajectory_bytes=1,
-    embedding_bytes=1,
-)
 CONFIG = RunConfig.model_validate(
     {
         "model": {"dtype": "bfloat16"},
@@ -47,13 +29,6 @@ CONFIG = RunConfig.model_validate(
         "train": {"pack_size": 2},
     }
 )
-LARGE = {"kind": "large", "count": 4, "tflops": 200, "capacity": 6 + CONTEXT}
-SMALL = {"kind": "small", "count": 4, "tflops": 100, "capacity": 3 + CONTEXT}
-
-
-def cluster_of(*groups: dict, network: float = 10.0, **others) -> Cluster:
-    tree = {"devices": groups, "network": network, "mfu_train": 0.5, "mfu_denoise": 1.0}
-    return Cluster.model_validate(tree | others)
 
 
 def made(cluster: Cluster, *, codecs=(NONE,), config=CONFIG, text=0, share=1.0) -> list[Staged]:
@@ -125,13 +100,15 @@ def test_each_site_has_gangs_of_its_own_if_it_can():
     assert group.costs.pack(1) > 2 * 1e7 / 1e6  # 10 MB there, and back
 
 
-def test_a_weak_site_is_left_out_where_that_is_faster():
-    """Alone the good site has gangs of two; cut as the weak one needs it, all are slower."""
+def test_a_site_alone_has_more_pairs_than_both_cut_as_the_weak_one_needs_it():
+    """Alone the good site has gangs of two; in its own number of stages the weak one adds some."""
     link = {"between": ("here", "there"), "gbit_per_second": 0.008, "latency": 0.05}
     weak = {"kind": "weak", "count": 9, "tflops": 10, "capacity": 1.2 + CONTEXT, "site": "there"}
-    best = made(cluster_of(LARGE | {"site": "here"}, weak, links=(link,)))[0]
-    assert [group.site for group in best.devices.devices] == ["here"]
-    assert best.left_out == {"weak": 9}
+    best, alone, *_ = made(cluster_of(LARGE | {"site": "here"}, weak, links=(link,)))
+    assert [group.site for group in best.devices.devices] == ["here", "there"]
+    assert best.config.parallel.stages_by_size
+    assert [group.site for group in alone.devices.devices] == ["here"]
+    assert alone.left_out == {"weak": 9}
 
 
 def test_the_number_of_stages_that_is_asked_for_is_that_across_sites_too():
@@ -194,22 +171,6 @@ def test_costs_by_hand():
     prompts = CONFIG.prompts.model_copy(update={"sample_columns": ("a", "b")})
     files = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"prompts": prompts}), SIZES)
     assert files.step(3) == pytest.approx(3 * 1e12 / 2e14 / CONFIG.rollout.num_steps)
-
-
-WHOLE = Memory(
-    weights=0,
-    adapters=0,
-    text_encoders=0,
-    vae=0,
-    step=Linear(),
-    decode=Linear(),
-    pack=Linear(),
-    gradient_sum=0,
-    versions=0,
-    state=0,
-    step_copies=0,
-    offload=frozenset(),
-)
 
 
 def test_candidates_are_those_whose_leaders_can_decode_too():
