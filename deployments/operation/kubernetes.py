@@ -1,8 +1,8 @@
-"""What Kubernetes is given: what the Dask operator takes, and jobs of gangs in parts.
+"""What Kubernetes is given: what the Dask operator takes, and jobs of gangs in teams.
 
 The operator's groups have workers that are all alike and have no numbers. So a gang whose members
 are on several hosts, or of several kinds, is an indexed job for each of its kinds: a pod for each
-part, which knows its ranks by JOB_COMPLETION_INDEX.
+team, which knows its ranks by JOB_COMPLETION_INDEX.
 """
 
 import shlex
@@ -13,7 +13,7 @@ import yaml
 
 from deployments.operation.access import CERTIFICATE, KEY
 from deployments.operation.state import ENVIRONMENT
-from deployments.operation.workers import Parts, in_parts
+from deployments.operation.workers import Teams, in_teams
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.cluster import as_environment
@@ -65,17 +65,17 @@ def _of_operator(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
 
 
 def _of_gangs(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
-    """Return an indexed job for the parts of each kind of each gang."""
+    """Return an indexed job for the teams of each kind of each gang."""
     own, jobs = cluster.kubernetes, []
-    every = [parts for gang in in_parts(cluster) for parts in gang]
-    for number, parts in enumerate(every):
+    every = [teams for gang in in_teams(cluster) for teams in gang]
+    for number, teams in enumerate(every):
         metadata = {"name": f"{own.name}-gang-{number}", "namespace": own.namespace}
         spec = {
             "completionMode": "Indexed",
-            "completions": parts.num_hosts,
-            "parallelism": parts.num_hosts,
+            "completions": teams.num_hosts,
+            "parallelism": teams.num_hosts,
             "backoffLimit": _RESTARTS,
-            "template": {"spec": {"restartPolicy": "OnFailure", **_part_pod(cluster, parts, tls)}},
+            "template": {"spec": {"restartPolicy": "OnFailure", **_team_pod(cluster, teams, tls)}},
         }
         job: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job"}
         jobs.append(job | {"metadata": metadata, "spec": spec})
@@ -87,11 +87,11 @@ def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -
     return _pod_of(cluster, group, group.members, command, tls)
 
 
-def _part_pod(cluster: Cluster, parts: Parts, tls: bool) -> dict[str, Any]:
-    first = parts.first
+def _team_pod(cluster: Cluster, teams: Teams, tls: bool) -> dict[str, Any]:
+    first = teams.first
     command = shlex.join(_command(cluster, first.device, first.of, first.site, first.group, tls))
-    inside = f"exec {command} --ranks {parts.ranks('JOB_COMPLETION_INDEX')}"
-    return _pod_of(cluster, first.group, parts.share, ["bash", "-c", inside], tls)
+    inside = f"exec {command} --ranks {teams.ranks('JOB_COMPLETION_INDEX')}"
+    return _pod_of(cluster, first.group, teams.share, ["bash", "-c", inside], tls)
 
 
 def _command(

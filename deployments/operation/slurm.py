@@ -1,8 +1,8 @@
-"""Job scripts for SLURM: an array for each group of devices, and one job for each gang in parts.
+"""Job scripts for SLURM: an array for each group of devices, and one job for each gang in teams.
 
 Headers and commands are dask-jobqueue's. A gang whose members are on several hosts, or of several
-kinds, is one job, whose nodes SLURM gives all at once: ``srun`` starts a part of it on each, which
-knows its ranks by SLURM_PROCID. Parts of several kinds are the components of a heterogeneous job.
+kinds, is one job, whose nodes SLURM gives all at once: ``srun`` starts a team on each, which knows
+its ranks by SLURM_PROCID. Teams of several kinds are the components of a heterogeneous job.
 """
 
 import shlex
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
-from deployments.operation.workers import Parts, in_parts
+from deployments.operation.workers import Teams, in_teams
 from digen_core.errors import UserError
 from digen_core.planning.cluster import Cluster
 from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
@@ -62,25 +62,25 @@ def _jobs(cluster: Cluster, tls: bool) -> dict[str, str]:
     """Return a job for each gang that is on several hosts, or of several kinds."""
     return {
         f"{gang[0].first.device}.sbatch": _job_of_gang(cluster, gang, tls)
-        for gang in in_parts(cluster)
+        for gang in in_teams(cluster)
     }
 
 
-def _job_of_gang(cluster: Cluster, gang: list[Parts], tls: bool) -> str:
-    """Return the job of a gang: as many nodes as it has parts, of each kind."""
+def _job_of_gang(cluster: Cluster, gang: list[Teams], tls: bool) -> str:
+    """Return the job of a gang: as many nodes as it has teams, of each kind."""
     device = gang[0].first.device
     _check_constraints(cluster, gang)
     headers, steps = [], []
-    for number, parts in enumerate(gang):
-        first = parts.first
+    for number, teams in enumerate(gang):
+        first = teams.first
         script = _job_script(
             cluster,
             first.group,
-            parts.share,
+            teams.share,
             name=device,
-            arguments=[*_arguments(first.of, first.site, tls), f"--ranks {parts.ranks('rank')}"],
+            arguments=[*_arguments(first.of, first.site, tls), f"--ranks {teams.ranks('rank')}"],
             directives=[
-                f"--nodes={parts.num_hosts} --ntasks-per-node=1",
+                f"--nodes={teams.num_hosts} --ntasks-per-node=1",
                 f"--output={FOLDER}/{device}.log",
             ],
             skipped=(_TASKS,),
@@ -89,7 +89,7 @@ def _job_of_gang(cluster: Cluster, gang: list[Parts], tls: bool) -> str:
         headers.append([line for line in before if line.startswith("#SBATCH")])
         inside = f"rank=$SLURM_PROCID; exec {command}"
         options = ["--kill-on-bad-exit=1", "--label"]
-        options.append(f"--cpus-per-task={first.group.threads * parts.share}")
+        options.append(f"--cpus-per-task={first.group.threads * teams.share}")
         options += [f"--het-group={number}"] if len(gang) > 1 else []
         threads = f"OMP_NUM_THREADS={first.group.threads}"
         steps.append(f"{threads} srun {' '.join(options)} bash -c {shlex.quote(inside)} &")
@@ -98,9 +98,9 @@ def _job_of_gang(cluster: Cluster, gang: list[Parts], tls: bool) -> str:
     return "\n".join(["#!/usr/bin/env bash", header, "", USE_ENVIRONMENT, *steps, "wait -n", ""])
 
 
-def _check_constraints(cluster: Cluster, gang: list[Parts]) -> None:
+def _check_constraints(cluster: Cluster, gang: list[Teams]) -> None:
     """Check that SLURM can tell the nodes of a gang of several kinds from each other."""
-    kinds = dict.fromkeys(parts.first.group.kind for parts in gang)
+    kinds = dict.fromkeys(teams.first.group.kind for teams in gang)
     unknown = [kind for kind in kinds if kind not in cluster.slurm.constraints]
     if len(kinds) > 1 and unknown:
         raise UserError(

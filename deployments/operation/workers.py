@@ -33,7 +33,7 @@ class Worker:
         return self.names[0]
 
     @property
-    def is_part(self) -> bool:
+    def is_team(self) -> bool:
         """Whether other workers have the other members of its gang."""
         return len(self.ranks) < self.of.members
 
@@ -46,7 +46,7 @@ class Worker:
         named = ["--name", self.device, "--resources", resources_of(self.of.declared, self.site)]
         if self.of.members > 1:
             named += ["--members", str(self.of.members)]
-        if self.is_part:
+        if self.is_team:
             named += ["--ranks", f"{self.ranks[0]}-{self.ranks[-1]}"]
         return named if tls else [*named, INSECURE]
 
@@ -64,8 +64,8 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts of a gang that are alike, one on each of some hosts."""
+class Teams:
+    """Teams of a gang that are alike, one on each of some hosts."""
 
     first: Worker
     num_hosts: int
@@ -76,25 +76,25 @@ class Parts:
         return len(self.first.ranks)
 
     def ranks(self, index: str) -> str:
-        """Return which members a part starts, for a shell.
+        """Return which members a team has, for a shell.
 
         Args:
-            index: name of the variable that counts the parts, from 0.
+            index: name of the variable that counts the teams, from 0.
         """
         start = f"{self.first.ranks.start} + {index} * {self.share}"
         return f"$(({start}))-$(({start} + {self.share - 1}))"
 
 
-def parts_of(workers: Sequence[Worker]) -> list[Parts]:
-    """Return the parts of a gang, those of the first ranks first."""
+def teams_of(workers: Sequence[Worker]) -> list[Teams]:
+    """Return the teams of a gang, those of the first ranks first."""
     runs = [list(run) for _, run in groupby(workers, lambda own: (id(own.group), len(own.ranks)))]
-    return [Parts(run[0], len(run)) for run in runs]
+    return [Teams(run[0], len(run)) for run in runs]
 
 
-def in_parts(cluster: Cluster) -> list[list[Parts]]:
-    """Return the gangs that are started in parts: on several hosts, or of several kinds."""
+def in_teams(cluster: Cluster) -> list[list[Teams]]:
+    """Return the gangs that are started team by team: on several hosts, or of several kinds."""
     every = [list(own) for _, own in groupby(workers_of(cluster), lambda own: own.device)]
-    return [parts_of(own) for own in every if own[0].is_part or isinstance(own[0].of, GangGroup)]
+    return [teams_of(own) for own in every if own[0].is_team or isinstance(own[0].of, GangGroup)]
 
 
 def workers_of(

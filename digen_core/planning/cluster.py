@@ -260,7 +260,7 @@ class Cluster(Strict):
         """Return the cluster with its devices in gangs of some size; None: they make no such."""
         groups = [group.model_dump() | {"gang": size} for group in self.devices]
         try:
-            return self.model_validate(self.model_dump() | {"devices": groups})
+            return self.model_validate(self.model_dump() | {"devices": groups, "gangs": ()})
         except ValidationError:
             return None
 

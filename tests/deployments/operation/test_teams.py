@@ -1,4 +1,4 @@
-"""Gangs on several hosts and of several kinds: what starts each part, run with stubs."""
+"""Gangs on several hosts and of several kinds: what starts each team, run with stubs."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_each_host_has_what_its_cards_are_in_a_gang(tmp_path):
     ]  # the fifth small one is in no gang
 
 
-def test_without_hosts_all_parts_are_on_this_machine(tmp_path):
+def test_without_hosts_all_teams_are_on_this_machine(tmp_path):
     workers = workers_of(cluster_in(tmp_path, EQUAL), gpus_taken=[1])
     assert [(w.name, w.host, w.gpus) for w in workers] == [
         ("card-0", None, (0, 2)),
@@ -199,7 +199,7 @@ def python(tmp_path, monkeypatch):
     monkeypatch.setattr("deployments.operation.slurm.sys", SimpleNamespace(executable=str(stub)))
 
 
-def test_slurm_starts_a_part_on_each_node(tmp_path, python):
+def test_slurm_starts_a_team_on_each_node(tmp_path, python):
     scripts = files_for(cluster_in(tmp_path, EQUAL), "slurm", tls=True)
     assert list(scripts) == ["card-0.sbatch", "card-1.sbatch"]
     for number, script in enumerate(scripts.values()):
@@ -216,7 +216,7 @@ def test_slurm_starts_a_part_on_each_node(tmp_path, python):
         assert [line.split("--ranks ")[1].strip() for line in found] == ["0-1", "2-3"]
 
 
-def test_slurm_starts_a_gang_of_unequal_cards_as_one_job_of_two_parts(tmp_path, python):
+def test_slurm_starts_a_gang_of_unequal_cards_as_one_job_of_two_kinds(tmp_path, python):
     scripts = files_for(cluster_in(tmp_path, ROOM), "slurm", tls=False)
     assert list(scripts) == ["whole-0.sbatch", "room-0.sbatch", "room-1.sbatch"]
     script = scripts["room-1.sbatch"]
@@ -238,7 +238,7 @@ def test_a_job_of_several_kinds_has_to_know_their_nodes(tmp_path):
         files_for(cluster, "slurm", tls=True)
 
 
-def test_kubernetes_starts_a_part_in_each_pod_of_an_indexed_job(tmp_path):
+def test_kubernetes_starts_a_team_in_each_pod_of_an_indexed_job(tmp_path):
     cluster = cluster_in(tmp_path, ROOM)
     text = files_for(cluster, "kubernetes", tls=True)["cluster.yaml"]
     operator, *jobs = yaml.safe_load_all(text)
