@@ -256,11 +256,19 @@ class Cluster(Strict):
             for _ in range(group.num_devices)
         )
 
+    @property
+    def to_plan(self) -> Self:
+        """The cluster without what only starting its workers takes, so that devices may change."""
+        slurm = self.slurm.model_copy(update={"constraints": {}})
+        kubernetes = self.kubernetes.model_copy(update={"node_labels": {}})
+        unsaid = {"gangs": (), "slurm": slurm, "kubernetes": kubernetes}
+        return self.model_copy(update=unsaid)
+
     def in_gangs(self, size: int) -> Self | None:
         """Return the cluster with its devices in gangs of some size; None: they make no such."""
         groups = [group.model_dump() | {"gang": size} for group in self.devices]
         try:
-            return self.model_validate(self.model_dump() | {"devices": groups, "gangs": ()})
+            return self.model_validate(self.to_plan.model_dump() | {"devices": groups})
         except ValidationError:
             return None
 

@@ -65,7 +65,7 @@ def _changed(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
 
 
 def _with(cluster: Cluster, groups: list[object]) -> Cluster:
-    return Cluster.model_validate({**dict(cluster), "devices": tuple(groups)})
+    return Cluster.model_validate({**dict(cluster.to_plan), "devices": tuple(groups)})
 
 
 def print_changes(found: list[Change], title: str, console: Console | None = None) -> None:

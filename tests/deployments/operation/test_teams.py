@@ -13,6 +13,7 @@ from kubernetes.client import ApiClient
 from deployments.cli import run
 from deployments.operation.launching import files_for
 from deployments.operation.workers import workers_of
+from deployments.views.plans.fleet import _changed
 from digen_core.errors import UserError
 from digen_core.planning.cluster import load_cluster
 from support.started import ARGUMENTS, SRUN, write_program
@@ -300,3 +301,13 @@ def test_the_table_shows_gangs_of_unequal_devices(tmp_path, capsys):
     assert run(["cluster", "show", str(tmp_path / "room.toml")]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "room 2 gangs of 4 both large large small" in words
+
+
+def test_what_only_starts_workers_does_not_keep_devices_from_changing(tmp_path):
+    """For plans of one device more or less, and of gangs of each size."""
+    cluster = cluster_in(tmp_path, ROOM)
+    assert [own.gang for own in cluster.in_gangs(1).devices] == [1, 1, 1]
+    names = [what for what, changed in _changed(cluster) if not changed.gangs]
+    assert names == [
+        "+1 large", "-1 large", "+1 small", "-1 small", "+1 whole (rollout)", "-1 whole (rollout)",
+    ]  # fmt: skip
