@@ -10,6 +10,7 @@ from digen_core.planning.sizes import Sizes
 from digen_core.planning.stages.candidates import staged_candidates
 from digen_core.planning.stages.codecs import CODECS, NONE
 from digen_core.planning.stages.gangs import Maker
+from support.paths import ROOT
 from support.staged import (
     CHAIN,
     CONTEXT,
@@ -27,6 +28,7 @@ from support.staged import (
     plans_of,
 )
 
+PAGE = ROOT / "docs" / "planning.md"
 SLOW = {"kind": "wide", "count": 1, "tflops": 50, "capacity": 6 + CONTEXT}
 FAST = {"kind": "quick", "count": 1, "tflops": 200, "capacity": 3 + CONTEXT}
 PAIRS = [
@@ -55,17 +57,24 @@ def way_of(plan: ClusterPlan) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "gbit", "groups", "sizes"),
+    ("row", "way", "gbit", "groups", "sizes"),
     [
-        ("replicas", 1.0, (HERE, THERE), LIGHT),
-        ("one trains", 1.0, (HERE, THERE), HEAVY),
-        ("one alone", 0.01, (HERE, THERE), WHOLE_VERSIONS),
-        ("one gang over all", 10.0, PAIRS, LIGHT),
+        ("each trains", "replicas", 1.0, (HERE, THERE), LIGHT),
+        ("one trains", "one trains", 1.0, (HERE, THERE), HEAVY),
+        ("one alone", "one alone", 0.01, (HERE, THERE), WHOLE_VERSIONS),
+        ("one gang over all", "one gang over all", 10.0, PAIRS, LIGHT),
+        ("each in its own number", "one trains", 1.0, (HERE, WEAK), LIGHT),
     ],
 )
-def test_each_way_is_the_best_in_some_cluster(way, gbit, groups, sizes: Sizes):
+def test_each_way_is_the_best_in_some_cluster(row, way, gbit, groups, sizes: Sizes):
+    """As the page about planning says, with its seconds."""
     best, *others = plans_of(cluster_with(gbit, *groups), sizes)
     assert way_of(best) == way
+    assert bool(best.candidate.config.parallel.stages_by_size) == row.startswith("each in its own")
+    (line,) = (own for own in PAGE.read_text().splitlines() if own.startswith(f"| {row}"))
+    assert line.split(" | ")[2] == f"{best.own.seconds:.1f}"
+    stages = best.candidate.config.parallel
+    others = [plan for plan in others if plan.candidate.config.parallel != stages] or others
     seconds = [plan.own.seconds for plan in others if way_of(plan) != way]
     if way == "replicas":  # with any number of stages: nothing else is among the best
         seconds = [plans_of(cluster_of(HERE, network=1.0), sizes)[0].own.seconds]
