@@ -19,7 +19,7 @@ from distributed import Client, SpecCluster
 from digen_core.control.protocol import Device
 from tasks.cluster.cluster import QUIET, as_environment, settings_of_workers, worker_process
 from tasks.cluster.listening import TASK_WORKER, own_scheduler, own_tls_settings
-from tasks.cluster.presence import MEMBER, MEMBERS
+from tasks.cluster.presence import MEMBER, MEMBERS, SITE
 from tasks.cluster.start_method import METHOD, import_ahead, start_method
 
 REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored
@@ -71,7 +71,7 @@ def _members_of(gangs: Sequence[Device], hosts: Mapping[str, int]) -> dict[str, 
             "preload": ["tasks.emulation"],
             "log_level": logging.CRITICAL,
         }
-        leading = {DEVICE: 1, MEMBERS: device.size}
+        leading = {**_resources_of(device), MEMBERS: device.size}
         members[device.name] = worker_process(leading, num_tasks=1 + THREADS_BESIDE, **own)
         members |= {name: worker_process({MEMBER: 1}, **own) for name in device.followers}
     return members
@@ -81,11 +81,19 @@ def _specs_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
     """Describe the workers of each process. The reward servers are in one with devices."""
     num_hosts = max(-(-len(devices) // DEVICES_PER_PROCESS), 1)
     specs = [
-        {d.name: _worker(d.name, 1 + THREADS_BESIDE, {DEVICE: 1}) for d in devices[i::num_hosts]}
+        {
+            d.name: _worker(d.name, 1 + THREADS_BESIDE, _resources_of(d))
+            for d in devices[i::num_hosts]
+        }
         for i in range(num_hosts)
     ]
     specs[0][REWARD_SERVERS] = _worker(REWARD_SERVERS, REWARD_THREADS, {})
     return specs
+
+
+def _resources_of(device: Device) -> dict[str, int]:
+    """Return what the worker of a device declares, with its site."""
+    return {DEVICE: 1, **({SITE + device.site: 1} if device.site else {})}
 
 
 def _worker(name: str, num_threads: int, resources: dict[str, int]) -> dict[str, Any]:

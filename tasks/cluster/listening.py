@@ -19,12 +19,12 @@ from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
 from digen_core.errors import UserError
 from digen_core.preflight.network import parse_address
-from tasks.cluster import dashboard, lineage
+from tasks.cluster import ahead, dashboard, lineage
 
 INSECURE: Final = "--insecure"
 """Option of a worker that may listen on a network without TLS."""
 
-PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD)
+PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD, ahead.PRELOAD)
 
 
 MISSED: Final = ("worker-heartbeat-missing", "worker-handle-scheduler-connection-broken")

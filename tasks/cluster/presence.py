@@ -57,13 +57,18 @@ class Presence:
     @property
     def site(self) -> str:
         """Where it is, as it declares, a gang as its leader does; empty if it does not."""
-        sites = sorted(own for own in self.resources if own.startswith(SITE))
-        return sites[0].removeprefix(SITE) if sites else ""
+        return site_in(self.resources)
 
     @property
     def lacks(self) -> list[str]:
         """Names of the followers of its gang that are not there."""
         return [name for name in followers_of(self.name, self.size) if name not in self.followers]
+
+
+def site_in(resources: Iterable[str]) -> str:
+    """Return the site that is among the resources of a worker; empty if there is none."""
+    sites = sorted(own for own in resources if own.startswith(SITE))
+    return sites[0].removeprefix(SITE) if sites else ""
 
 
 def present_workers(client: Client) -> dict[str, Presence]:
