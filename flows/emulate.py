@@ -20,7 +20,7 @@ from flows.runtime.subflows import on_cluster
 from tasks.cluster.calls import on_worker
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.presence import addresses_of
-from tasks.emulation import know_costs
+from tasks.emulated.work import know_costs
 from tasks.runner.task_runner import shared_client
 from tasks.tracking.untracked import Untracked
 from tasks.workers import EmulatedWorkers
@@ -35,8 +35,10 @@ def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
         shared_client(address) as client,
     ):
         run_dir = new_run_dir(config)
-        (rewards,) = addresses_of(client, [REWARD_SERVERS]).values()  # no model is loaded there
-        on_worker(client, rewards, know_costs, run_dir.name, config)
+        addresses = addresses_of(client, [REWARD_SERVERS, *config.devices])
+        sites = {addresses[name]: device.site for name, device in config.devices.items()}
+        for worker in addresses.values():
+            on_worker(client, worker, know_costs, run_dir.name, config, sites, run_dir)
         opened = run_on(
             client,
             address,
@@ -83,10 +85,8 @@ def emulated_config(
             f"trained_per_group is {scenario.trained_per_group} of group_size "
             f"{scenario.group_size}; emulated runs train all samples of a group, so make them equal"
         )
-    if scenario.links:
-        raise UserError("the scenario has links between sites; only simulations take time for them")
-    prompts = folder / "prompts.txt"
-    prompts.write_text("\n".join(f"prompt {number}" for number in range(scenario.prompts)))
+    prompts, num_prompts = folder / "prompts.txt", num_iterations * scenario.prompts
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(num_prompts)))
     num_rollout = choice.num_rollout or scenario.devices - 1
     try:
         return EmulatedConfig(

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from prefect import Task
+from prefect import State, Task
 from prefect import task as prefect_task
+from prefect.results import ResultRecord
 from pydantic import TypeAdapter
 
 from tasks.receipts import FactsT, FactsT_co, Receipt, attach, read
@@ -74,3 +75,8 @@ def body(
         return Body(function, task, TypeAdapter(facts))
 
     return make
+
+
+def value_of(state: "State[Any]") -> Any:
+    """Return what a task run returned, or raised, by its final state."""
+    return state.data.result if isinstance(state.data, ResultRecord) else state.data

@@ -13,26 +13,23 @@ tiny: a fragment is its own segment, a number is a policy version.
 | push | to a device that generates ``costs.push`` seconds, beside the device's other work |
 | all others | nothing |
 
-The members of a gang wait together, by their leader's command.
+What crosses a link between sites takes its time on top (`emulated/links.py`). The members of a gang
+wait together, by their leader's command.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from queue import PriorityQueue
-from threading import Semaphore, Thread
 from time import sleep, time
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from distributed import get_worker
 
 from digen_core.control.protocol import Fragment, Pack, Role
 from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.sim.emulated_config import EmulatedConfig
 from tasks.body import Body, body
+from tasks.emulated.links import EmulatedValue
+from tasks.emulated.work import working
 from tasks.gang.together import together
 from tasks.receipts import (
     CountedTokens,
@@ -41,62 +38,11 @@ from tasks.receipts import (
     HeldVersion,
     Nothing,
     Pushed,
-    Ran,
     Reduced,
     Scored,
     Trained,
     Updated,
-    attach,
 )
-
-
-class RewardServers:
-    """Threads that each score one sample at a time; the lowest priority number is the first."""
-
-    def __init__(self, num_servers: int) -> None:
-        self._waiting: PriorityQueue[tuple[Any, ...]] = PriorityQueue()
-        self._numbers = count()
-        for _ in range(num_servers):
-            Thread(target=self._serve, daemon=True).start()
-
-    def score(self, priority: tuple[int, int], seconds: list[float]) -> None:
-        """Return when each sample has had its seconds of a server."""
-        scored = Semaphore(0)
-        for needed in seconds:
-            self._waiting.put((priority, next(self._numbers), needed, scored))
-        for _ in seconds:
-            scored.acquire()
-
-    def _serve(self) -> None:
-        while True:
-            *_, needed, scored = self._waiting.get()
-            sleep(needed)
-            scored.release()
-
-
-@dataclass(frozen=True, slots=True)
-class _Emulation:
-    """What the emulated devices of one process share."""
-
-    config: EmulatedConfig
-    servers: RewardServers
-
-
-_emulations: dict[str, _Emulation] = {}  # by run
-
-
-def know_costs(run_id: str, config: EmulatedConfig) -> None:
-    """Have this process know what the work of a run costs."""
-    if run_id not in _emulations:
-        _emulations[run_id] = _Emulation(config, RewardServers(config.costs.reward_servers))
-
-
-@contextmanager
-def _working(run_id: str) -> Iterator[tuple[EmulatedConfig, str, float]]:
-    """Give a body the config, its worker and when it started; put the span on the receipt."""
-    worker, started = str(get_worker().name), time()
-    yield _emulations[run_id].config, worker, started
-    attach(Ran(worker, started, time(), num_bytes=0))
 
 
 @together
@@ -113,10 +59,9 @@ def _sleep_until(moment: float) -> None:
 def load_model(
     run_id: str, label: str, config: EmulatedConfig, device: str, roles: list[str]
 ) -> tuple[None, Nothing]:
-    """Tell this process what work costs; the members of a gang meet."""
-    know_costs(run_id, config)
-    with _working(run_id) as (_, _, started):
-        _wait_until(started)
+    """Take no time; the members of a gang meet."""
+    with working(run_id) as work:
+        _wait_until(work.started)
     return None, Nothing()
 
 
@@ -125,22 +70,23 @@ def count_tokens(
     run_id: str, label: str, prompts: list[str], num_images: list[int]
 ) -> tuple[None, CountedTokens]:
     """Find none that is cut."""
-    with _working(run_id):
+    with working(run_id):
         return None, CountedTokens(most=0, num_cut=0)
 
 
 @body("start_state", HeldVersion)
 def start_state(run_id: str, label: str) -> tuple[int, HeldVersion]:
     """Make version 0."""
-    with _working(run_id):
+    with working(run_id):
         return 0, HeldVersion(0, "0")
 
 
 @body("encode", Nothing)
-def encode(run_id: str, label: str, prompts: list[SizedPrompt]) -> tuple[None, Nothing]:
+def encode(run_id: str, label: str, prompts: list[SizedPrompt]) -> tuple[EmulatedValue, Nothing]:
     """Take no time."""
-    with _working(run_id):
-        return None, Nothing()
+    with working(run_id) as work:
+        num_bytes = work.config.costs.sent.condition * len(prompts)
+        return EmulatedValue(num_bytes, work.site), Nothing()
 
 
 @body("denoise", Denoised)
@@ -152,34 +98,40 @@ def denoise_steps(
     steps: range,
     noisy_steps: tuple[int, ...],
     version: int,
-    conditions: None,
+    conditions: EmulatedValue,
     key: str,
-    previous: Fragment | None,
+    previous: EmulatedValue | None,
     run_dir: Path,
-) -> tuple[Fragment, Denoised]:
+) -> tuple[EmulatedValue, Denoised]:
     """Wait for as long as the steps take; after the last one also for decoding."""
-    with _working(run_id) as (config, device, started):
-        costs, size = config.costs_of(device), (fragment.num_samples, fragment.cost)
+    with working(run_id) as work:
+        config, size = work.config, (fragment.num_samples, fragment.cost)
+        costs = config.costs_of(work.device)
         place = (fragment.iteration, fragment.group, fragment.index)
         factors = [config.factor("denoise", *place, step) for step in steps]
         seconds = costs.step(*size) * sum(factors)
         if steps.stop == fragment.num_steps:
             seconds += costs.decode(*size) * config.factor("decode", *place)
-        _wait_until(started + seconds)
-    return fragment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))
+        _wait_until(work.started + seconds)
+        num_kept = max(1, len({*noisy_steps}.intersection(steps)))
+        num_bytes = config.costs.sent.transition * fragment.num_samples * num_kept
+        segment = EmulatedValue(num_bytes, work.site, fragment)
+    return segment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))
 
 
 @body("decode and score", Scored)
 def decode_and_score(
-    run_id: str, label: str, *, prompt: Prompt, segment: Fragment, run_dir: Path
+    run_id: str, label: str, *, prompt: Prompt, segment: EmulatedValue, run_dir: Path
 ) -> tuple[None, Scored]:
     """Wait for the reward servers."""
-    place = (segment.iteration, segment.group)
-    with _working(run_id) as (config, _, _):
-        factors = [config.factor("score", *place, sample) for sample in segment.samples]
-        if config.costs.reward:
-            seconds = [config.costs.reward * factor for factor in factors]
-            _emulations[run_id].servers.score(place, seconds)
+    fragment = segment.fragment
+    assert fragment is not None, "a segment is of one"
+    place = (fragment.iteration, fragment.group)
+    with working(run_id) as work:
+        factors = [work.config.factor("score", *place, sample) for sample in fragment.samples]
+        if work.config.costs.reward:
+            seconds = [work.config.costs.reward * factor for factor in factors]
+            work.score(place, seconds)
     return None, Scored({"reward": factors})
 
 
@@ -190,8 +142,8 @@ def train_pack(
     *,
     pack: Pack,
     version: int,
-    segments: list[Fragment],
-    conditions: list[None],
+    segments: list[EmulatedValue],
+    conditions: list[EmulatedValue],
     keys: dict[int, str],
     advantages: dict[int, np.ndarray],
     previous: None,
@@ -199,16 +151,17 @@ def train_pack(
     run_dir: Path,
 ) -> tuple[None, Trained]:
     """Wait for as long as the pack takes."""
-    with _working(run_id) as (config, device, started):
-        factor = config.factor("train", pack.iteration, pack.index)
-        _wait_until(started + config.costs_of(device).pack(pack.num_pairs, pack.cost) * factor)
+    with working(run_id) as work:
+        factor = work.config.factor("train", pack.iteration, pack.index)
+        seconds = work.config.costs_of(work.device).pack(pack.num_pairs, pack.cost)
+        _wait_until(work.started + seconds * factor)
     return None, Trained(too_large=False)
 
 
 @body("share sum", Nothing)
 def share_sum(run_id: str, label: str, total: None) -> tuple[None, Nothing]:
     """Take no time."""
-    with _working(run_id):
+    with working(run_id):
         return None, Nothing()
 
 
@@ -221,8 +174,10 @@ def reduce(
     sources: Sequence[tuple[str, ...]] = (),
 ) -> tuple[None, Reduced]:
     """Wait for the sum of each other device."""
-    with _working(run_id) as (config, _, started):
-        _sleep_until(started + config.costs.gradient_sum * len(others))
+    with working(run_id) as work:
+        costs = work.config.costs
+        arrived = work.pull([own[0] for own in sources], costs.sent.gradient_sum)
+        _sleep_until(arrived + costs.gradient_sum * len(others))
     return None, Reduced(-1, "")
 
 
@@ -232,8 +187,9 @@ def step(
 ) -> tuple[int, Updated]:
     """Wait for as long as the optimizer takes, and make the next version."""
     version = state + 1
-    with _working(run_id) as (config, _, started):
-        _wait_until(started + config.costs.optimizer_step * config.factor("step", version))
+    with working(run_id) as work:
+        seconds = work.config.costs.optimizer_step * work.config.factor("step", version)
+        _wait_until(work.started + seconds)
     return version, Updated(version, str(version), metrics={})
 
 
@@ -242,7 +198,7 @@ def publish(
     run_id: str, label: str, state: int, *, average: bool = False
 ) -> tuple[int, HeldVersion]:
     """Take no time."""
-    with _working(run_id):
+    with working(run_id):
         return state, HeldVersion(state, str(state))
 
 
@@ -257,21 +213,24 @@ def push_weights(
     by_delta: bool = False,
     base: int = -1,
 ) -> tuple[None, Pushed]:
-    """Wait for the link, if the device generates."""
-    with _working(run_id) as (config, device, started):
-        if policy_version and "rollout" in config.devices[device].roles:
-            _sleep_until(started + config.costs.push)  # beside what the device is at
+    """Wait for what crosses links, and if the device generates for as long as a push takes."""
+    with working(run_id) as work:
+        costs, roles = work.config.costs, work.config.devices[work.device].roles
+        ready = work.pull(source[:1], costs.sent.crossing)
+        if policy_version and "rollout" in roles:
+            ready += costs.push
+        _sleep_until(ready)  # beside what the device is at
     return None, Pushed(policy_version, str(policy_version), failure="")
 
 
 @body("switch", Nothing)
 def switch(run_id: str, label: str, role: Role, number: int) -> tuple[None, Nothing]:
     """Wait for as long as it takes to get ready for the work of a role."""
-    with _working(run_id) as (config, device, started):
-        costs = config.costs
+    with working(run_id) as work:
+        costs = work.config.costs
         seconds = costs.switch_to_rollout if role == "rollout" else costs.switch_to_trainer
-        factor = config.factor(f"switch {device}", number)
-        _wait_until(started + seconds * factor)
+        factor = work.config.factor(f"switch {work.device}", number)
+        _wait_until(work.started + seconds * factor)
     return None, Nothing()
 
 

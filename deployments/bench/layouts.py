@@ -23,11 +23,12 @@ from digen_core.control.layout import LayoutName
 from digen_core.control.schedule import Schedule
 from digen_core.planning.predict import fastest_mixing
 from digen_core.planning.search import Choice, search
-from digen_core.records import Span
+from digen_core.records import IterationRecord, Span
 from digen_core.sim.bounds import floor_of
-from digen_core.sim.report import steady_iterations
+from digen_core.sim.report import SimulationReport, steady_iterations
 from digen_core.sim.scenario import Scenario
 from digen_core.sim.simulator import simulate
+from digen_core.sim.transfers import crossed
 from digen_core.trace.gaps import CAUSES, Cause, idle_gaps
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.windows import Window
@@ -49,6 +50,7 @@ class Row:
     floor: float
     idle: dict[Cause, float]  # share of all device seconds
     tasks_per_second: float  # of wall clock
+    crossed: dict[str, tuple[float, float]]  # link -> bytes of an iteration, and as predicted
 
     @property
     def error(self) -> float:
@@ -99,14 +101,14 @@ def main(
         with failures_in_one_line(), prefect_ready(Path(folder)):
             for choice, config in zip(choices, configs, strict=True):
                 console.print(f"{choice.layout} ...")
-                spans, schedule = run_emulated(config)
-                rows.append(row_of(scenario, choice, schedule, spans, time_scale, seed))
+                records, schedule = run_emulated(config)
+                rows.append(row_of(scenario, choice, schedule, records, time_scale, seed))
     title = f"{scenario.description}, time scale {time_scale:g}, steps per task {steps_per_task}"
     print_rows(rows, title, console)
 
 
-def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
-    """Run on emulated devices; return the spans, in seconds of wall clock, and the schedule."""
+def run_emulated(config: "EmulatedConfig") -> tuple[list[IterationRecord], Schedule]:
+    """Run on emulated devices; return the records, in seconds of wall clock, and the schedule."""
     from flows.emulate import emulate
     from flows.runtime.observers import watching
     from flows.runtime.workload import schedule_of
@@ -114,15 +116,14 @@ def run_emulated(config: "EmulatedConfig") -> tuple[list[Span], Schedule]:
     records = Records()
     with watching(records):
         emulate(config)
-    spans = [span for record in records.seen for span in record.spans]
-    return spans, schedule_of(config)
+    return records.seen, schedule_of(config)
 
 
 def row_of(
     scenario: Scenario,
     choice: Choice,
     schedule: Schedule,
-    spans: Sequence[Span],
+    records: Sequence[IterationRecord],
     time_scale: float,
     seed: int,
 ) -> Row:
@@ -132,25 +133,37 @@ def row_of(
         scenario: in its own time.
         choice: that was run.
         schedule: of its controller.
-        spans: in seconds of wall clock.
+        records: in seconds of wall clock.
         time_scale: of the run.
         seed: of the run.
     """
     devices = scenario.cluster(choice.num_rollout)
+    spans = [span for record in records for span in record.spans]
+    crossings = [own for record in records for own in record.crossings]
     ends = iteration_ends(spans, scenario.updates)
     first, last = steady_iterations(len(ends), schedule)
     window = Window(ends[first], ends[last])
     device_seconds = window.seconds * len(devices)
     idle = idle_seconds(idle_gaps(spans, devices, window))
     num_tasks = sum(window.overlaps(span) for span in spans)
+    simulated = _simulated(scenario, choice, schedule, len(ends), seed)
+    found = crossed(crossings, window.started, window.ended, last - first)
+    predicted = [report.crossed for report in simulated]
     return Row(
         choice=choice,
         split=_split(choice, len(devices)),
         seconds=window.seconds / (last - first) / time_scale,
-        predicted=predicted_seconds(scenario, choice, schedule, len(ends), seed),
+        predicted=mean(report.seconds for report in simulated),
         floor=floor_of(scenario),
         idle={cause: seconds / device_seconds for cause, seconds in idle.items()},
         tasks_per_second=num_tasks / window.seconds,
+        crossed={
+            "-".join(sorted(link.sites)): (
+                found.get(link.sites, 0.0),
+                mean(own.get(link.sites, 0.0) for own in predicted),
+            )
+            for link in scenario.links
+        },
     )
 
 
@@ -168,14 +181,14 @@ def iteration_ends(spans: Iterable[Span], num_updates: int = 1) -> list[float]:
     return [ends[version] for version in sorted(ends)]
 
 
-def predicted_seconds(
+def _simulated(
     scenario: Scenario, choice: Choice, schedule: Schedule, num_iterations: int, seed: int
-) -> float:
-    """Return the seconds per iteration of the same schedule on a virtual clock, of three seeds."""
+) -> list[SimulationReport]:
+    """Simulate the same schedule on a virtual clock, with three seeds."""
     devices, costs = scenario.cluster(choice.num_rollout), scenario.costs(choice.num_rollout)
     job = devices, scenario.workload, schedule, costs
     mixing = fastest_mixing(*job, scenario.trained_steps)
-    reports = [
+    return [
         simulate(
             *job,
             trained_steps=range(scenario.trained_steps),
@@ -186,7 +199,6 @@ def predicted_seconds(
         )
         for number in range(seed, seed + 3)
     ]
-    return mean(report.seconds for report in reports)
 
 
 def print_rows(rows: Sequence[Row], title: str, console: Console) -> None:
@@ -213,6 +225,16 @@ def print_rows(rows: Sequence[Row], title: str, console: Console) -> None:
         idle.add_row(choice.layout, *(f"{share:.1%}" for share in shares))
     console.print(table)
     console.print(idle)
+    if any(row.crossed for row in rows):
+        console.print(_crossings(rows))
+
+
+def _crossings(rows: Sequence[Row]) -> Table:
+    table = _table("GB across links, of an iteration", ("link", "crossed", "predicted"))
+    for row in rows:
+        for link, num_bytes in row.crossed.items():
+            table.add_row(row.choice.layout, link, *(f"{own / 1e9:.3g}" for own in num_bytes))
+    return table
 
 
 HEADINGS = (

@@ -201,6 +201,14 @@ def adapted_most_stale(
     return min(now + 1, most) if began >= now else now
 
 
+def prompts_together(num_prompts: int, num_devices: int) -> int:
+    """Return how many prompts devices embed in one task, if they share them equally.
+
+    It keeps a device from other work while it runs, so these are eight at most.
+    """
+    return max(1, min(8, ceil(num_prompts / num_devices)))
+
+
 def mixings(workload: Workload) -> list[Mixing]:
     """Return the ways to generate groups that cost differently, the simplest first."""
     if not (workload.group_costs or workload.group_steps):

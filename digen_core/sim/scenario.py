@@ -133,8 +133,7 @@ class Scenario(Strict):
     """The inventory, by name of the kind, where devices are not equal; the search deals it."""
 
     links: tuple[Link, ...] = ()
-    """Between the sites of kinds; where there is none, bytes take no time. Of simulations only:
-    emulated runs take no scenario with links."""
+    """Between the sites of kinds; where there is none, bytes take no time."""
 
     sent: Sent = Sent()
     """Bytes that cross them."""

@@ -204,6 +204,8 @@ class Simulation:
     def _offer(self) -> None:
         if self._num_offered < self._num_iterations:
             work = self._workload
+            rollout = [n for n, own in self._devices.items() if "rollout" in own.device.roles]
+            self._transfers.encode(self._num_offered, work.num_groups, rollout)
             offer = protocol.IterationOffered(
                 self._num_offered,
                 self._trained_steps,

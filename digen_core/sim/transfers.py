@@ -6,16 +6,17 @@ work, as Dask's workers do.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device, Fragment, Generate, Reduce, Train
+from digen_core.control.schedule import prompts_together
 from digen_core.records import Crossing
 from digen_core.sim.clock import Clock
 
 Piece = tuple[Fragment, int]
-"""The transition of a fragment at a step; -1: the condition of its prompt."""
+"""The transition of a fragment at a step; -1: the conditions that came with its prompt's."""
 
 _CONDITION = -1
 
@@ -30,6 +31,7 @@ class Transfers:
         self._sites: dict[str, str] = {}
         self._free: dict[tuple[str, str], float] = {}  # from, to -> when nothing is in the queue
         self._made: dict[Piece, str] = {}  # -> who made it
+        self._encoded: dict[tuple[int, int], tuple[str, range]] = {}  # group -> by whom, with which
         self._arrivals = defaultdict[str, dict[Piece, float]](dict)  # device -> piece -> when
         self.crossings: list[Crossing] = []
 
@@ -41,16 +43,29 @@ class Transfers:
         """A device is gone with what it had fetched."""
         self._arrivals.pop(name, None)
 
+    def encode(self, iteration: int, num_groups: int, devices: Sequence[str]) -> None:
+        """Devices embed the prompts of an iteration, some together, before it begins.
+
+        Where there is none, whoever generates a group does.
+        """
+        if not (self._links and devices):
+            return
+        size = prompts_together(num_groups, len(devices))
+        for place, first in enumerate(range(0, num_groups, size)):
+            together = range(first, min(first + size, num_groups))
+            for group in together:
+                self._encoded[iteration, group] = devices[place % len(devices)], together
+
     def denoised(self, do: Generate, end_step: int) -> None:
         """A device did the steps of a fragment up to ``end_step``."""
         if self._links:
             for step in range(do.first_step, end_step):
                 self._made[do.fragment, step] = do.device
-            self._made.setdefault((do.fragment, _CONDITION), do.device)
 
     def finish(self, iteration: int) -> None:
         """Nothing of this iteration is needed any more."""
         _drop(self._made, iteration)
+        self._encoded = {at: own for at, own in self._encoded.items() if at[0] != iteration}
         for there in self._arrivals.values():
             _drop(there, iteration)
 
@@ -73,9 +88,10 @@ class Transfers:
 
     def _pieces(self, do: Generate | Train) -> Iterator[Piece]:
         match do:
-            case Generate(fragment, first_step) if first_step:
-                yield fragment, first_step - 1
+            case Generate(fragment, first_step):
                 yield fragment, _CONDITION
+                if first_step:
+                    yield fragment, first_step - 1
             case Train(pack):
                 for fragment in dict.fromkeys(block.fragment for block in pack.blocks):
                     yield fragment, _CONDITION
@@ -83,14 +99,18 @@ class Transfers:
 
     def _fetch(self, piece: Piece, device: str) -> float:
         fragment, step = piece
-        if step == _CONDITION:  # one for all fragments of a group
-            key = Fragment(fragment.iteration, fragment.group, _CONDITION, 0, 0), step
-            num_bytes = self._sent.condition
+        if step == _CONDITION:
+            alone = device, range(fragment.group, fragment.group + 1)
+            at = fragment.iteration, fragment.group
+            source, together = self._encoded.setdefault(at, alone)
+            key = Fragment(fragment.iteration, together.start, _CONDITION, 0, 0), step
+            num_bytes = self._sent.condition * len(together)
         else:
-            key, num_bytes = piece, self._sent.transition * fragment.num_samples
+            source, key = self._made[piece], piece
+            num_bytes = self._sent.transition * fragment.num_samples
         there = self._arrivals[device]
         if key not in there:
-            there[key] = self._send(self._made[piece], device, num_bytes)
+            there[key] = self._send(source, device, num_bytes)
         return there[key]
 
     def _send(self, source: str, device: str, num_bytes: float) -> float:

@@ -20,6 +20,7 @@ from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
 from digen_core.training.pairs import CleanPairs, Pairs, rows_of
 from digen_core.transport.arrays import Weights
 from digen_core.transport.fingerprint import Content, hash_of
+from digen_core.transport.weighty import Weighty
 
 _LOSS_SCALES: Final = tuple(2.0**power for power in (24, 20, 16, 12, 8, 4, 0))
 
@@ -34,7 +35,7 @@ class PackGradient:
     metrics: PackMetrics
 
 
-class GradientSum(Part):
+class GradientSum(Part, Weighty):
     """The sum over some packs of an update, in float32 or better, where the packs were computed.
 
     It does not leave its device: others pull its rows. Packs are added in place, each once: one
@@ -107,7 +108,7 @@ class SharedSum:
 
 
 @dataclass(eq=False)
-class UpdateGradient(Part):
+class UpdateGradient(Part, Weighty):
     """The gradient of an update: of a gang each member has its rows, the leader the metrics."""
 
     gradient: Gradient = field(default_factory=dict)

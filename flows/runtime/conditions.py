@@ -3,19 +3,18 @@
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import cycle
-from math import ceil
 from typing import Any
 
 from prefect.futures import PrefectFuture
 
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import prompts_together
 from digen_core.data.prompts import SizedPrompt
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.submission import Submitter, Work
 from tasks.rollout import encode
 
 MAX_CONDITIONS = 512
-MAX_TOGETHER = 8  # prompts in one task: it keeps a device from other work while it runs
 
 
 class Conditions:
@@ -47,8 +46,8 @@ class Conditions:
             return
         keys = [self.key_of(iteration, group) for group in range(iteration.round.num_groups)]
         missing = [keys.index(key) for key in dict.fromkeys(keys) if key not in self._held]
-        size = min(MAX_TOGETHER, ceil(len(missing) / len(devices)))
-        starts = range(0, len(missing), max(size, 1))
+        size = prompts_together(len(missing), len(devices))
+        starts = range(0, len(missing), size)
         for start, device in zip(starts, cycle(devices), strict=False):
             self._encode(iteration, missing[start : start + size], device)
 

@@ -28,10 +28,10 @@ from prefect.context import (
     SyncClientContext,
     hydrated_context,
 )
-from prefect.results import ResultRecord
 from prefect.task_engine import _create_task_run_locally, run_task_async, run_task_sync
 from prefect.tasks import Task
 
+from tasks.body import value_of
 from tasks.receipts import collecting, is_collecting, packed
 from tasks.runner.completions import Report
 from tasks.runner.inputs import hidden, revealing
@@ -155,7 +155,7 @@ def _send_receipt(
 
 def _error_of(state: State) -> BaseException | None:
     """Return what a task body raised; None if it did not."""
-    data = state.data.result if isinstance(state.data, ResultRecord) else state.data
+    data = value_of(state)
     return data if isinstance(data, BaseException) else None
 
 

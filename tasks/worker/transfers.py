@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from dask.sizeof import sizeof
 from distributed import get_worker
 from prefect import State
 
-from digen_core.training.gradient_sum import GradientSum, UpdateGradient
+from digen_core.transport.weighty import Weighty
 from tasks.cluster.presence import SITE
 from tasks.gang.received import take_received
 from tasks.receipts import Received
@@ -17,8 +18,8 @@ from tasks.receipts import Received
 MOST_TOLD: Final = 64
 """From as many workers: each of a gang may be sent something by several of another gang."""
 
-_counted: set[tuple[str, float]] = set()
-"""Transfers to this worker, by key and start, that were counted for a task."""
+_counted = defaultdict[str, set[tuple[str, float]]](set)
+"""Transfers to a worker of this process, by key and start, that were counted for a task."""
 
 
 @sizeof.register(State)  # type: ignore[untyped-decorator]
@@ -38,12 +39,12 @@ class _Sizer(pickle.Pickler):
     def __init__(self) -> None:
         self._rest = io.BytesIO()
         self._buffers: list[pickle.PickleBuffer] = []
-        self._on_devices = 0
+        self._weights = 0  # of weighty values
         super().__init__(self._rest, protocol=5, buffer_callback=self._buffers.append)
 
     def reducer_override(self, value: object) -> Any:
-        if isinstance(value, GradientSum | UpdateGradient):
-            self._on_devices += value.num_bytes
+        if isinstance(value, Weighty):
+            self._weights += value.num_bytes
             return object, ()
         return NotImplemented
 
@@ -51,7 +52,7 @@ class _Sizer(pickle.Pickler):
     def num_bytes(self) -> int:
         """Of all that was dumped."""
         buffers = sum(buffer.raw().nbytes for buffer in self._buffers)
-        return len(self._rest.getvalue()) + buffers + self._on_devices
+        return len(self._rest.getvalue()) + buffers + self._weights
 
 
 def received() -> list[Received]:
@@ -83,15 +84,16 @@ def _inputs() -> list[Received]:
     inputs = {str(task.key) for task in worker.state.tasks[key].dependencies}
     log = list(worker.transfer_incoming_log)
     logged = {(str(name), entry["start"]) for entry in log for name in entry["keys"]}
-    _counted.intersection_update(logged)
+    counted = _counted[worker.address]
+    counted.intersection_update(logged)
     found = []
     for entry in log:  # Dask's log has a limited length
         new = {
             (str(name), entry["start"]): num_bytes
             for name, num_bytes in entry["keys"].items()
-            if str(name) in inputs and (str(name), entry["start"]) not in _counted
+            if str(name) in inputs and (str(name), entry["start"]) not in counted
         }
-        _counted.update(new)
+        counted.update(new)
         if new:
             found.append(Received(entry["who"], sum(new.values()), entry["start"], entry["stop"]))
     return found

@@ -55,6 +55,7 @@ def test_a_version_crosses_as_it_was_seen_to():
 
 
 def test_work_waits_for_what_it_needs_once(transfers):
+    transfers.encode(0, 1, ["far"])
     transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 3)
     # the condition, and the transitions of two samples at two steps
     assert transfers.inputs(train("here", 0, 2)) == pytest.approx(0.5 + 2 * 0.2 + 0.25)
@@ -67,12 +68,26 @@ def test_work_waits_for_what_it_needs_once(transfers):
     assert transfers.inputs(train("here", 0, fragment=other)) == pytest.approx(1.8 + 0.2 + 0.25)
 
 
+def test_prompts_are_embedded_some_together_and_cross_so(transfers):
+    transfers.encode(0, 5, ["far", "off", "here"])  # groups 0 and 1, 2 and 3, 4
+
+    def begin(group, device):
+        return transfers.inputs(Generate(replace(FRAGMENT, group=group), 0, 3, 0, device))
+
+    assert begin(1, "here") == pytest.approx(2 * 0.5 + 0.25)
+    assert begin(0, "here") == pytest.approx(1.25), "it came with the other one"
+    assert begin(4, "here") == begin(2, "far") == 0.0, "who embeds it is at this site"
+    assert begin(4, "off") == pytest.approx(0.5 + 0.25), "alone, the other way"
+    transfers.finish(0)
+    assert begin(0, "here") == 0.0, "where nobody did whoever generates it does"
+
+
 def test_a_fragment_goes_on_elsewhere_when_its_latents_are_there(transfers):
+    transfers.encode(0, 1, ["far"])
     transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 1)
-    assert transfers.inputs(Generate(FRAGMENT, 0, 3, 0, "here")) == 0.0
     assert transfers.inputs(Generate(FRAGMENT, 1, 3, 0, "here")) == pytest.approx(0.7 + 0.25)
     transfers.denoised(Generate(FRAGMENT, 1, 3, 0, "here"), 3)
-    assert transfers.inputs(train("here", 1)) == pytest.approx(0.95)  # of the condition
+    assert transfers.inputs(train("here", 1)) == pytest.approx(0.75)  # of the condition, the first
 
 
 def test_sums_come_from_all_others(transfers):
@@ -81,11 +96,13 @@ def test_sums_come_from_all_others(transfers):
 
 
 def test_what_a_lost_device_had_fetched_is_fetched_again(transfers):
+    transfers.encode(0, 1, ["far"])
     transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 3)
     first = transfers.inputs(train("here", 0))
     transfers.lose_device("here")
     assert transfers.inputs(train("here", 0)) == pytest.approx(first + 0.7)
     transfers.finish(0)
+    transfers.encode(0, 1, ["far"])
     transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "off"), 3)
     assert transfers.inputs(train("here", 0)) == pytest.approx(first + 2 * 0.7)
 
@@ -103,10 +120,10 @@ def two_sites(scenario, **kinds) -> Scenario:
 def test_disaggregated_over_a_link_by_hand(scenario):
     own = two_sites(scenario, far={"count": 1}, here={"count": 1})
     report = simulate_choice(own, Choice("disaggregated", 1), num_iterations=3)
-    # 4 fragments of 4 s, the last reward; the first pack waits for a condition (0.5 s), a
+    # 4 fragments of 4 s, the last reward; the first pack waits for both conditions (1 s), a
     # transition (0.1 s) and the latency, the others' come meanwhile; 4 packs of one pair of 2 s;
     # step; the push takes 2 s and 3 s and the latency.
-    assert report.seconds == pytest.approx(16 + 0.25 + 0.85 + 8 + 0.5 + 2 + 3.25)
+    assert report.seconds == pytest.approx(16 + 0.25 + 1.35 + 8 + 0.5 + 2 + 3.25)
     assert report.iteration_ends[0] == pytest.approx(3.25 + report.seconds)  # version 0
     assert report.crossed == {AB: pytest.approx(30 + 2 * 5 + 4 * 1)}
 

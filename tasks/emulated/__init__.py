@@ -1,0 +1,1 @@
+"""What emulated devices work with; their bodies are in `tasks/emulation.py`."""
