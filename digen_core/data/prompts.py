@@ -118,6 +118,15 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
     return found
 
 
+def prompts_with_steps(config: RunConfig) -> list[Prompt]:
+    """Return the prompts that a run trains on, if they may have their own steps; else none.
+
+    Raises:
+        ConfigError: as for ``train_prompts``.
+    """
+    return train_prompts(config) if config.prompts.steps_column else []
+
+
 def evaluation_prompts(config: RunConfig) -> list[Prompt]:
     """Return the prompts that a run is judged on.
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
+from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
 from digen_core.planning.cluster import Cluster
@@ -79,6 +80,7 @@ def plan_candidates(
     profile: Costs | None,
     sent: Exchanged | None = None,
     aim: Aim = FASTEST,
+    prompts: Sequence[Prompt] = (),
 ) -> list[ClusterPlan]:
     """Return plans, the best first.
 
@@ -92,12 +94,13 @@ def plan_candidates(
         profile: costs of a run with the recipe.
         sent: says what of a config crosses links between sites; None: there are none.
         aim: what is the best.
+        prompts: that the run trains on, where these may have their own steps.
 
     Raises:
         UserError: the costs are not known, or nothing is left to choose from.
     """
     jobs = [
-        _Planned.of(own, priced(own), profile, sent and sent(own.config))
+        _Planned.of(own, priced(own), profile, sent and sent(own.config), prompts)
         for candidate in found
         for own in candidate.with_references()
     ]
@@ -151,12 +154,18 @@ class _Planned:
 
     @classmethod
     def of(
-        cls, candidate: Candidate, cluster: Cluster, profile: Costs | None, sent: Sent | None
+        cls,
+        candidate: Candidate,
+        cluster: Cluster,
+        profile: Costs | None,
+        sent: Sent | None,
+        prompts: Sequence[Prompt],
     ) -> "_Planned":
         """Return the job of a candidate, with the largest sizes up to the config's that fit."""
         room = candidate.room
         asked = profile and costs_for(candidate.config.asking("training"), profile)
-        job = Job.of(candidate.config, cluster.fleet, cluster.costs(asked, sent))
+        costs = cluster.costs(asked, sent)
+        job = Job.of(candidate.config, cluster.fleet, costs, prompts)
         most = min(job.workload.fragment_size, room.fragment_size)
         packs = min(job.workload.pack_size, room.pack_size)
         return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from statistics import fmean
+from typing import Final
+
+import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Asks, Costs
@@ -12,6 +16,8 @@ from digen_core.control.schedule import Workload
 from digen_core.data.prompts import Prompt
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
+
+MOST_ITERATIONS: Final = 200  # of a run, whose steps are counted to know their mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +33,23 @@ class Job:
     home: str | None = None  # site where all devices train that may do both; None: any
 
     @classmethod
-    def of(cls, config: RunConfig, fleet: tuple[Device, ...], costs: Costs) -> "Job":
-        """Return the job of a config on some devices."""
+    def of(
+        cls,
+        config: RunConfig,
+        fleet: tuple[Device, ...],
+        costs: Costs,
+        prompts: Sequence[Prompt] = (),
+    ) -> "Job":
+        """Return the job of a config on some devices.
+
+        Args:
+            config: of the run.
+            fleet: its devices.
+            costs: what work costs there.
+            prompts: that it trains on, where these may have their own steps.
+        """
         return cls(
-            workload_of(config),
+            typical_workload(config, prompts),
             config.num_trained_steps,
             fleet,
             costs_for(config, costs),
@@ -109,17 +128,40 @@ def workload_of(config: RunConfig) -> Workload:
     )
 
 
-def with_steps(workload: Workload, config: RunConfig, prompts: Sequence[Prompt]) -> Workload:
-    """Return the shape of an iteration whose groups have these prompts, and their steps.
+def typical_workload(config: RunConfig, prompts: Sequence[Prompt] = ()) -> Workload:
+    """Return the shape of an iteration like those of a run, in the mean.
 
-    Where iterations take unequally many, its groups are of iterations all over the run.
+    Where iterations take unequally many steps its groups take the mean number, rounded; where
+    prompts do, its groups take those of prompts at even distances, from the fewest steps to the
+    most, by weight, in a random order.
+
+    Args:
+        config: of the run.
+        prompts: that it trains on; none: all take the config's steps.
     """
-    count = workload.num_groups
-    iterations = [place * config.num_iterations // count for place in range(count)]
-    steps = group_steps(config, iterations, prompts[:count])
-    return replace(
-        workload, group_steps=steps, group_trained=tuple(map(config.algorithm.num_trained, steps))
+    shape = workload_of(config)
+    if config.algorithm.shortens:
+        total, most = config.num_iterations, MOST_ITERATIONS
+        iterations = [place * total // min(total, most) for place in range(min(total, most))]
+        taken = group_steps(config, iterations, [Prompt("")] * len(iterations))
+        return replace(shape, num_steps=round(fmean(taken)))
+    drawn = sorted(
+        (prompt for prompt in prompts if prompt.weight),
+        key=lambda prompt: prompt.num_steps or shape.num_steps,
     )
+    if not drawn:
+        return shape
+    ends = np.cumsum([prompt.weight for prompt in drawn])
+    middles = (np.arange(shape.num_groups) + 0.5) / shape.num_groups * ends[-1]
+    order = np.random.default_rng(config.seed).permutation(np.searchsorted(ends, middles))
+    steps = group_steps(config, [0] * shape.num_groups, [drawn[place] for place in order])
+    return with_steps(shape, config, steps)
+
+
+def with_steps(workload: Workload, config: RunConfig, steps: Sequence[int]) -> Workload:
+    """Return the shape of an iteration whose groups take so many steps; none: the config's."""
+    trained = tuple(map(config.algorithm.num_trained, steps))
+    return replace(workload, group_steps=tuple(steps), group_trained=trained)
 
 
 def group_steps(

@@ -16,7 +16,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
 from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.control.schedule import Schedule, Workload
-from digen_core.data.prompts import train_prompts
+from digen_core.data.prompts import prompts_with_steps, train_prompts
 from digen_core.errors import UserError
 from digen_core.planning.job import Job, costs_for
 from digen_core.planning.model_settings import settings_folder
@@ -97,10 +97,8 @@ def resolve_layout(
     ways = [config]
     if config.reference_is_open:
         ways = [config.asking("training"), config.asking("generation")]
-    plans = [
-        (plan_job(Job.of(own, tuple(devices), with_kinds(costs, devices)), Leeway.of(own))[0], own)
-        for own in ways
-    ]
+    job = tuple(devices), with_kinds(costs, devices), prompts_with_steps(config)
+    plans = [(plan_job(Job.of(own, *job), Leeway.of(own))[0], own) for own in ways]
     best, config = min(plans, key=_worth)
     choice = best.plan.choice
     asks = "; the reference policy is asked in generation" if config.generates_reference else ""

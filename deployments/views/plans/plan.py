@@ -8,6 +8,7 @@ from rich.console import Console
 
 from deployments.views.plans.row import Row, row_of
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import prompts_with_steps
 from digen_core.errors import UserError
 from digen_core.planning.candidates import (
     Candidate,
@@ -61,7 +62,8 @@ def plan(
         sizes = size(config.asking("training"))
         priced = _estimating(sizes) if estimated else priced
         sent = _exchanging(sizes) if cluster.links else None
-    plans = plan_candidates(found, priced, profile, sent, aim)
+    prompts = prompts_with_steps(config)
+    plans = plan_candidates(found, priced, profile, sent, aim, prompts)
     return [row_of(own, estimated) for own in plans]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
-from digen_core.planning.job import group_steps, with_steps, workload_of
+from digen_core.planning.job import group_steps, typical_workload, with_steps, workload_of
 from digen_core.rollout.steps import (
     num_steps_taken,
     own_steps_of_groups,
@@ -67,8 +67,9 @@ def test_fewer_steps_after_a_sliding_window_by_hand():
     prompts = [Prompt("a"), Prompt("b"), Prompt("c")]
     assert group_steps(config, [3, 3, 3], prompts) == (6, 6, 6)
     run = config.model_copy(update={"num_iterations": 5})
-    shape = with_steps(workload_of(run), run, prompts)  # of iterations 0, 1 and 3
-    assert (shape.group_steps, shape.group_trained) == ((4, 5, 6), (2, 2, 2))
+    shape = typical_workload(run)
+    assert (shape.num_steps, shape.group_steps) == (5, ()), "the mean of 4, 5, 5, 6 and 7"
+    assert typical_workload(config_of(**flash)).num_steps == 8
     assert num_steps_taken(config_of(**flash), 0) == 8
 
 
@@ -76,10 +77,22 @@ def test_what_prompts_say_of_a_workload():
     config, prompts = config_of(), [Prompt("a", num_steps=4), Prompt("b"), Prompt("c", num_steps=2)]
     assert group_steps(config, [0] * 3, prompts) == (4, 8, 2)
     assert group_steps(config, [0] * 2, [Prompt("a"), Prompt("b", num_steps=8)]) == ()
-    shape = with_steps(workload_of(config), config, [*prompts, Prompt("a refill", num_steps=3)])
+    shape = with_steps(workload_of(config), config, (4, 8, 2))
     assert (shape.group_steps, shape.group_trained) == ((4, 8, 2), (3, 7, 1))
     assert shape.mean_steps == pytest.approx(14 / 3)
     assert shape.num_pairs(7) == 2 * (3 + 7 + 1)
+
+
+def test_an_iteration_like_those_of_a_run_has_its_prompts_in_the_mean():
+    config = config_of()
+    rollout = config.rollout.model_copy(update={"prompts_per_iteration": 6})
+    config = config.model_copy(update={"rollout": rollout})
+    never = Prompt("never", num_steps=7, weight=0.0)
+    prompts = [Prompt("a", num_steps=2, weight=3.0), never, Prompt("b"), Prompt("c", num_steps=2)]
+    shape = typical_workload(config, [*prompts, Prompt("d", num_steps=4)])
+    assert sorted(shape.group_steps) == [2, 2, 2, 2, 4, 8], "of a weight of 6: 4, 1 and 1"
+    assert sorted(shape.group_trained) == [1, 1, 1, 1, 3, 7]
+    assert typical_workload(config, []) == typical_workload(config, prompts[2:3])
 
 
 @pytest.mark.parametrize(
