@@ -109,7 +109,7 @@ def denoise_steps(
         costs = config.costs_of(work.device)
         place = (fragment.iteration, fragment.group, fragment.index)
         factors = [config.factor("denoise", *place, step) for step in steps]
-        seconds = costs.step(*size) * sum(factors)
+        seconds = costs.step(*size) * sum(factors) * config.pace_of(work.device)
         if steps.stop == fragment.num_steps:
             seconds += costs.decode(*size) * config.factor("decode", *place)
         _wait_until(work.started + seconds)

@@ -196,6 +196,7 @@ def _simulated(
             seed=number,
             jitter=scenario.jitter,
             mixing=mixing,
+            unforeseen=scenario.unforeseen,
         )
         for number in range(seed, seed + 3)
     ]

@@ -30,6 +30,7 @@ from digen_core.control.protocol import (
     DevicesLost,
     Event,
     FragmentGenerated,
+    FragmentLate,
     FragmentPaused,
     FragmentScored,
     GradientReduced,
@@ -149,6 +150,8 @@ class Controller:
                 return results.on_generated(fragment)
             case FragmentPaused(fragment, next_step):
                 return results.on_paused(fragment, next_step)
+            case FragmentLate(fragment, pace):
+                return results.on_late(fragment, pace)
             case FragmentScored(fragment):
                 return results.on_scored(fragment)
             case AdvantagesComputed():

@@ -74,6 +74,8 @@ class Helping:
             return False
         if iterations[0].reducing or version not in device.loaded:
             return False
+        if device.pace <= 1 and any(own.pausing for own in self._fleet.late()):
+            return False  # it goes on with what is late elsewhere
         costs, smallest = self._fleet.costs, self._fleet.costs_of(device).pack(1)
         back = max(0.0, costs.switch_to_rollout - costs.optimizer_step - costs.push)
         return self._backlog.training(iterations[0]) > costs.switch_to_trainer + back + smallest
@@ -144,14 +146,15 @@ class Helping:
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
         """Pause the fragments of devices that leave, and of helpers that go back to their pairs.
 
-        Others resume them. A fragment is paused once: how far it is shows only then, and may speak
-        against it.
+        And what is late, if another device has nothing to do. Others resume them. A fragment is
+        paused once: how far it is shows only then, and may speak against it.
         """
         pausing = [device for device in self._fleet.leaving() if not device.pausing]
         if self._layout.helpers_leave and iterations and iterations[0].pool.num_pairs:
             helping = self._fleet.to_pause(version)
             if helping and self._backlog.rollouts_suffice(iterations[0]):
                 pausing += helping
+        pausing += self._to_move(iterations)
         paused: list[Instruction] = []
         for device in pausing:
             if do := device.generating:
@@ -159,6 +162,22 @@ class Helping:
                 device.pausing = True
                 self._fleet.file(device)
         return paused
+
+    def _to_move(self, iterations: Sequence[Iteration]) -> list[DeviceState]:
+        """Return the devices whose fragment is late, as far as others of its version are idle.
+
+        Only of the oldest iteration, which is waited for, and when no fragment of it waits.
+        """
+        late = self._fleet.late() if iterations and not len(iterations[0].queue) else []
+        found: list[DeviceState] = []
+        num_pausing = sum(device.pausing for device in late)
+        for device in late:
+            do = device.generating
+            if do is None or device.pausing or do.fragment.iteration != iterations[0].index:
+                continue
+            if self._fleet.num_idle(do.version, device) > num_pausing + len(found):
+                found.append(device)
+        return found
 
 
 def choose_helpers(

@@ -34,6 +34,9 @@ class Results:
     def on_generated(self, fragment: Fragment) -> list[Instruction]:
         """Have a fragment scored: now, or when all of its iteration is generated."""
         iteration, device = self._generated(fragment)
+        state = self._it.fleet[device]
+        if state.late not in (None, fragment):
+            self._it.fleet.be_late(state, None, 1.0)
         if fragment in iteration.to_restart:
             return self._restart(iteration, fragment)
         iteration.num_to_generate -= 1
@@ -56,6 +59,14 @@ class Results:
         if fragment in iteration.to_restart:
             return self._restart(iteration, fragment)
         iteration.queue.add(fragment, next_step)
+        return []
+
+    def on_late(self, fragment: Fragment, pace: float) -> list[Instruction]:
+        """Take note that a device takes longer than predicted."""
+        name = self._it.open(fragment.iteration).generating.get(fragment)
+        if name is None:
+            raise self._it.error(f"{fragment} is late but not being generated")
+        self._it.fleet.be_late(self._it.fleet[name], fragment, pace)
         return []
 
     def _restart(self, iteration: Iteration, fragment: Fragment) -> list[Instruction]:

@@ -64,6 +64,8 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"i{iteration + 1} may begin"
         case p.FragmentPaused(fragment, next_step):
             return f"paused {named(fragment)} before step {next_step}"
+        case p.FragmentLate(fragment, pace):
+            return f"takes {pace:.1f} times as long for {named(fragment)} as predicted"
         case p.FragmentGenerated(fragment):
             return f"generated {named(fragment)}"
         case p.FragmentScored(fragment):

@@ -67,6 +67,11 @@ class Job:
         return {device.site for device in self.fleet}
 
     @property
+    def unforeseen(self) -> dict[str, float]:
+        """Nothing is: devices take what is known."""
+        return {}
+
+    @property
     def splits(self) -> range:
         """How many devices may generate, the others train; empty with a single device."""
         generating = [device for device in self.fleet if "rollout" in device.roles]

@@ -169,6 +169,7 @@ def simulate_choice(
         seed=seed,
         jitter=jitter,
         mixing=choice.mixing,
+        unforeseen=problem.unforeseen,
     )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from digen_core.control.costs import Costs
 from digen_core.control.protocol import Device, Fragment, Generate, Step, Switch, Train
+from digen_core.control.schedule import LATE
 from digen_core.records import Span
 from digen_core.sim.clock import Clock, Jitter, Timer
 from digen_core.sim.ledger import SimulationError
@@ -72,13 +73,29 @@ class SimulatedDevice:
         clock: Clock,
         jitter: Jitter,
         done: Callable[[Task], None],
+        *,
+        pace: float = 1.0,
+        late: Callable[[Generate, float], None] = lambda do, pace: None,
     ) -> None:
+        """Have nothing to do.
+
+        Args:
+            device: of the run.
+            costs: of its work, as predicted.
+            clock: of the simulation.
+            jitter: of its work.
+            done: is called with each task that it has done.
+            pace: times that a denoising step takes of what is predicted.
+            late: is called where a fragment takes so many times as long, when a step is done.
+        """
         self.device = device
         self._costs = costs
         self._own = costs.kinds[device.kind]
         self._clock = clock
         self._jitter = jitter
         self._done = done
+        self._pace = pace
+        self._late = late
         self._queue: deque[Task] = deque()
         self._running: Task | None = None
 
@@ -140,8 +157,11 @@ class SimulatedDevice:
         match task.do:
             case Generate(fragment, first_step, end_step):
                 steps = self._jitter.factors(end_step - first_step)
-                ends = np.cumsum(self._own.step(fragment.num_samples, fragment.cost) * steps)
+                step = self._own.step(fragment.num_samples, fragment.cost) * self._pace
+                ends = np.cumsum(step * steps)
                 task.step_ends, task.end_step = task.started + ends, end_step
+                if self._pace >= LATE:
+                    self._clock.at(float(task.step_ends[0]), lambda: self._find_late(task))
                 decoding = end_step == fragment.num_steps
                 size = fragment.num_samples, fragment.cost
                 decode = self._own.decode(*size) if decoding else 0.0
@@ -155,6 +175,13 @@ class SimulatedDevice:
                 costs = self._costs
                 seconds = costs.switch_to_rollout if to_rollout else costs.switch_to_trainer
                 return seconds * self._jitter()
+
+    def _find_late(self, task: Task) -> None:
+        """Tell that a fragment is late if it is under way, is not to pause, and has steps left."""
+        assert isinstance(task.do, Generate)
+        is_whole = task.end_step == task.do.end_step and len(task.step_ends) > 1
+        if self._running is task and is_whole:
+            self._late(task.do, self._pace)
 
     def _finish_at(self, task: Task, time: float) -> None:
         if task.timer is not None:

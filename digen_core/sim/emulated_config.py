@@ -39,6 +39,10 @@ class EmulatedConfig(RunConfig):
         """Return what work costs on a device."""
         return self.costs.kinds[self.devices[device].kind]
 
+    def pace_of(self, device: str) -> float:
+        """Return how many times as long as those say a denoising step really takes there."""
+        return self.scenario.unforeseen.get(self.devices[device].kind, 1.0)
+
     @property
     def copies_state(self) -> bool:
         """No: there is no state."""

@@ -32,6 +32,9 @@ class DeviceKind(Strict):
     pair: float = Field(1.0, gt=0)
     """Time of each pair of a pack (c), relative to the scenario's."""
 
+    unforeseen: float = Field(1.0, gt=0)
+    """Time of a denoising step, relative to what is predicted: no controller is told."""
+
     site: str = ""
     """Where they are."""
 

@@ -1,5 +1,6 @@
 """The problem of a simulation or a search: an iteration's work, and devices to split."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from digen_core.control.costs import Costs
@@ -37,6 +38,11 @@ class Problem(Protocol):
     @property
     def pulls_at_once(self) -> int | None:
         """Devices that pull a version from one other at the same time; None: any number."""
+        ...
+
+    @property
+    def unforeseen(self) -> Mapping[str, float]:
+        """By kind, times that a denoising step really takes of what is predicted; others 1."""
         ...
 
     @property

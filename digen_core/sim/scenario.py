@@ -226,6 +226,11 @@ class Scenario(Strict):
         return int(num_steps * self.trained_fraction)
 
     @property
+    def unforeseen(self) -> dict[str, float]:
+        """By kind, times that a denoising step really takes of what is predicted."""
+        return {name: kind.unforeseen for name, kind in self.kinds.items()}
+
+    @property
     def splits(self) -> range:
         """How many devices may generate, the others train."""
         return range(ceil(MIN_ROLLOUT_SHARE * self.devices), self.devices)

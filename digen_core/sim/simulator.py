@@ -17,7 +17,8 @@ A device does one thing at a time, in the order of its instructions. What crosse
 sites takes its time on top (`transfers.py`): work begins when what it needs is there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from digen_core.control import protocol
@@ -48,6 +49,7 @@ def simulate(
     joins: Sequence[tuple[float, Device]] = (),
     leaves: Sequence[tuple[float, str]] = (),
     mixing: Mixing = UNMIXED,
+    unforeseen: Mapping[str, float] = MappingProxyType({}),
 ) -> SimulationReport:
     """Simulate a job from its first push to the end of its last iteration.
 
@@ -64,6 +66,7 @@ def simulate(
         joins: (seconds, device): when devices come.
         leaves: (seconds, device): when devices are asked to leave, which others can do without.
         mixing: of groups that cost differently.
+        unforeseen: by kind, times that a denoising step really takes of what the costs say.
 
     Raises:
         ValueError: too few iterations for a steady state.
@@ -74,7 +77,15 @@ def simulate(
         raise ValueError(f"num_iterations is {num_iterations}; a steady state takes {least}")
     controller = Controller(devices, workload, schedule, costs)
     simulation = Simulation(
-        controller, devices, workload, schedule, costs, trained_steps, Jitter(jitter, seed), mixing
+        controller,
+        devices,
+        workload,
+        schedule,
+        costs,
+        trained_steps,
+        Jitter(jitter, seed),
+        mixing,
+        unforeseen,
     )
     for time, name in losses:
         simulation.lose(time, name)
@@ -98,9 +109,11 @@ class Simulation:
         trained_steps: Sequence[int],
         jitter: Jitter,
         mixing: Mixing = UNMIXED,
+        unforeseen: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._controller = controller
         self._mixing = mixing
+        self._unforeseen = unforeseen
         self._workload = workload
         self._schedule = schedule
         self._costs = costs
@@ -187,7 +200,13 @@ class Simulation:
 
     def _add(self, device: Device) -> None:
         self._devices[device.name] = SimulatedDevice(
-            device, self._costs, self._clock, self._jitter, self._done
+            device,
+            self._costs,
+            self._clock,
+            self._jitter,
+            self._done,
+            pace=self._unforeseen.get(device.kind, 1.0),
+            late=lambda do, pace: self._deliver(protocol.FragmentLate(do.fragment, pace)),
         )
         self._device_names.append(device.name)
         self._transfers.add_device(device)

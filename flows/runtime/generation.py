@@ -7,9 +7,11 @@ from digen_core.control.protocol import (
     Event,
     Fragment,
     FragmentGenerated,
+    FragmentLate,
     FragmentPaused,
     Generate,
 )
+from digen_core.control.schedule import LATE
 from digen_core.records import SpanKind
 from digen_core.rollout.steps import steps_of_group
 from flows.runtime.conditions import Conditions
@@ -32,6 +34,7 @@ class _Underway:
     next_step: int  # the first one that is in no task yet
     num_running: int = 0
     is_paused: bool = False
+    is_late: bool = False
 
     @property
     def is_submitted(self) -> bool:
@@ -143,11 +146,27 @@ class Denoising:
         underway.num_running -= 1
         self._fill(underway.do.device)
         if underway.num_running:
-            return None
+            return self._late(underway, steps, receipt)
         del self._underway[fragment]
         if steps.stop == underway.do.end_step:
             return FragmentGenerated(fragment)
         return FragmentPaused(fragment, steps.stop)
+
+    def _late(
+        self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
+    ) -> FragmentLate | None:
+        """Return what tells, once, that steps take longer than predicted, if some are left."""
+        fragment, do = underway.do.fragment, underway.do
+        costs = self._run.progress.known_costs.kinds.get(self._run.fleet.known[do.device].kind)
+        if costs is None or underway.is_late or underway.is_submitted:
+            return None
+        compiling = receipt.ran.compile_seconds / len(steps)
+        seconds = receipt.facts.seconds_per_step - compiling
+        pace = seconds / max(costs.step(fragment.num_samples, fragment.cost), 1e-12)
+        if pace < LATE:
+            return None
+        underway.is_late = True
+        return FragmentLate(fragment, pace)
 
 
 def about(fragment: Fragment) -> About:

@@ -139,6 +139,7 @@ class RandomCluster:
         joins: bool = False,
         leaves: int = 0,
         fits: int = 10**9,
+        late_odds=0.0,
     ) -> None:
         """Run to the end.
 
@@ -150,6 +151,7 @@ class RandomCluster:
             joins: whether they come back; then all that generate may be lost.
             leaves: devices that are asked to leave.
             fits: pairs in the memory of a device.
+            late_odds: that a fragment under way is late, before anything else happens.
         """
         self.fits, self.holder_odds = fits, holder_odds
         offered = len(self.finished)
@@ -174,12 +176,21 @@ class RandomCluster:
                 self._join_one()
                 continue
             assert not is_stuck, f"deadlock: {self.it!r}"
+            self._be_late(late_odds)
             place = self.random.randrange(len(choices) + len(self.others))
             if place >= len(choices):
                 do = self.others.pop(self._first_push(place - len(choices)))
             else:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
+
+    def _be_late(self, odds: float) -> None:
+        """Tell, maybe, that a fragment is late that is under way."""
+        first = (own[0] for _, own in sorted(self.queues.items()) if own)
+        told = [do for do in first if isinstance(do, p.Generate)]
+        if odds and told and self.random.random() < odds:
+            do = self.random.choice(told)
+            self.tell(p.FragmentLate(do.fragment, self.random.choice([1.5, 4.0])))
 
     def _offer(self, index: int) -> p.IterationOffered:
         costs: tuple[float, ...] = ()

@@ -26,6 +26,7 @@ class Traits(NamedTuple):
     has_packs: bool
     may_pause: bool
     is_leaving: bool
+    pace: float
 
 
 class Entry(NamedTuple):
@@ -50,6 +51,8 @@ class DeviceIndex:
         self._alike: dict[Traits, list[tuple[float, int, str]]] = {}
         #: Those that are to leave.
         self.leaving: set[str] = set()
+        #: Those that take longer than predicted.
+        self.late: set[str] = set()
         #: When those that train are free.
         self.training = FreeTimes()
         #: Load of the steps under way, half of them done on average, by iteration; none is 0.
@@ -85,6 +88,8 @@ class DeviceIndex:
             insort(self._alike.setdefault(traits, []), (*order, name))
             if traits.is_leaving:
                 self.leaving.add(name)
+            if traits.pace > 1:
+                self.late.add(name)
 
     def _unlist(self, name: str, place: tuple[Traits, Order] | None) -> None:
         if place is not None:
@@ -95,6 +100,8 @@ class DeviceIndex:
                 del self._alike[traits]
             if traits.is_leaving:
                 self.leaving.remove(name)
+            if traits.pace > 1:
+                self.late.remove(name)
 
     def _count(self, under_way: tuple[int, float] | None, sign: int) -> None:
         if under_way is not None:
@@ -147,6 +154,7 @@ class DeviceIndex:
         assert self._entries == expected._entries, "a device was changed and not filed"
         assert self._alike == expected._alike
         assert self.leaving == expected.leaving
+        assert self.late == expected.late
         assert self.under_way == expected.under_way
         assert len(self.training) == len(expected.training)
         for time in (0.0, 1.0, 1e6):

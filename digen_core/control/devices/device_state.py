@@ -3,7 +3,7 @@
 from copy import copy
 from dataclasses import dataclass, field
 
-from digen_core.control.protocol import Device, Generate, Pack, Role, Switch, Train
+from digen_core.control.protocol import Device, Fragment, Generate, Pack, Role, Switch, Train
 
 Work = Generate | Train | Switch
 
@@ -33,6 +33,9 @@ class DeviceState:
     trains_until: float = 0.0
     #: Told to pause the fragment that it generates: there is one.
     pausing: bool = False
+    #: The last fragment that was late here, until another one is not; and by how many times.
+    late: Fragment | None = None
+    pace: float = 1.0
     may_generate: bool = False
     may_train: bool = False
     #: It is to leave, and gets no work any more.

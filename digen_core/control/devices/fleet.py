@@ -8,7 +8,7 @@ from digen_core.control.costs import Costs, DeviceCosts
 from digen_core.control.devices.device_index import DeviceIndex, Entry, Traits
 from digen_core.control.devices.device_state import DeviceState, Work
 from digen_core.control.devices.rates import Rates
-from digen_core.control.protocol import Device, Pack, Role
+from digen_core.control.protocol import Device, Fragment, Pack, Role
 from digen_core.control.schedule import Workload
 
 
@@ -141,6 +141,7 @@ class Fleet:
             bool(state.packs),
             do is not None and not do.first_step and not state.pausing,
             state.leaving,
+            state.pace,
         )
         order = (-self.generation_rate(state), state.number)
         self._index.put(state.name, Entry((traits, order), training, under_way))
@@ -159,6 +160,11 @@ class Fleet:
         if state.queue and state.queue[0] == do:
             state.pausing = False
         state.queue.remove(do)
+        self.file(state)
+
+    def be_late(self, state: DeviceState, fragment: Fragment | None, pace: float) -> None:
+        """Note how many times as long a device takes as predicted, and for which fragment."""
+        state.late, state.pace = fragment, pace
         self.file(state)
 
     def leave(self, state: DeviceState) -> list[Pack]:
@@ -215,6 +221,24 @@ class Fleet:
         states = (self._states[name] for name in self._index.leaving)
         return sorted(states, key=lambda state: state.number)
 
+    def late(self) -> list[DeviceState]:
+        """Return the devices that generate what is late, or pause it, in the order they came."""
+        states = (self._states[name] for name in self._index.late)
+        late = (own for own in states if own.generating and own.generating.fragment == own.late)
+        return sorted(late, key=lambda state: state.number)
+
+    def num_idle(self, version: int, than: DeviceState) -> int:
+        """Return how many devices could generate on a version now, faster than another one."""
+        names = self._index.names(
+            lambda traits: (
+                traits.mode == "rollout"
+                and not (traits.num_queued or traits.is_leaving)
+                and version in traits.loaded
+                and self._generation(traits) > self.generation_rate(than)
+            )
+        )
+        return len(names)
+
     def num(self, mode: Role) -> int:
         """Return how many devices that stay do, or get ready for, the work of a role."""
         return sum(num for traits, num in self._index.staying() if traits.mode == mode)
@@ -237,7 +261,7 @@ class Fleet:
         return sum(
             num
             for traits, num in self._index.staying()
-            if traits.mode == "rollout" and self._rates.generation(traits.kind) > least
+            if traits.mode == "rollout" and self._generation(traits) > least
         )
 
     def all_hold(self, version: int) -> bool:
@@ -284,7 +308,11 @@ class Fleet:
 
     def generation_rate(self, state: DeviceState) -> float:
         """Return of how many samples a device does a denoising step per second."""
-        return self._rates.generation(state.device.kind)
+        return self._rates.generation(state.device.kind) / state.pace
+
+    def _generation(self, traits: Traits) -> float:
+        """Return the same of a device with such traits."""
+        return self._rates.generation(traits.kind) / traits.pace
 
     def training_rate(self, state: DeviceState) -> float:
         """Return how many pairs per second a device trains in full packs."""
@@ -301,7 +329,7 @@ class Fleet:
             of_home: of those whose first role that is, whatever they do now.
         """
         return sum(
-            num * self._rates.generation(traits.kind)
+            num * self._generation(traits)
             for traits, num in self._index.staying()
             if (traits.home if of_home else traits.mode) == "rollout"
         )

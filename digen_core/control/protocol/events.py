@@ -90,6 +90,14 @@ class FragmentPaused:
 
 
 @dataclass(frozen=True, slots=True)
+class FragmentLate:
+    """A fragment's steps take longer than was predicted, by ``LATE`` or more, and some are left."""
+
+    fragment: Fragment
+    pace: float  # times as long
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentGenerated:
     """All denoising steps of a fragment are done."""
 
@@ -198,6 +206,7 @@ Event = (
     | Switched
     | IterationOffered
     | FragmentPaused
+    | FragmentLate
     | FragmentGenerated
     | FragmentScored
     | AdvantagesComputed

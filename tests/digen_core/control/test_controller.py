@@ -145,6 +145,58 @@ def test_tag_helps_pauses_and_resumes_elsewhere():
     assert p.Generate(third, 3, 4, 0, "rollout-0") in resumed  # no step is done twice
 
 
+def late_at_rollout_0(layout="disaggregated", **changes):
+    """Return a controller with three fragments under way, their fragments, and what follows."""
+    workload = make_workload(num_groups=2, **changes)
+    it = started(layout, 3, 1, workload=workload)
+    it.handle(p.IterationOffered(0, TRAINED))
+    return it, [*fragments_of(workload, 0, 0), *fragments_of(workload, 0, 1)]
+
+
+def test_what_is_late_goes_on_where_nothing_is_left_to_do():
+    it, (first, second, third, fourth) = late_at_rollout_0()
+    assert it.handle(p.FragmentLate(first, 3.0)) == [], "a fragment waits for who is free"
+    assert p.Generate(fourth, 0, 4, 0, "rollout-1") in it.handle(p.FragmentGenerated(second))
+    assert p.Pause(first, "rollout-0") in it.handle(p.FragmentGenerated(third))
+    assert not any(isinstance(do, p.Pause) for do in it.handle(p.FragmentGenerated(fourth)))
+    assert it.handle(p.FragmentPaused(first, 2)) == [p.Generate(first, 2, 4, 0, "rollout-1")]
+
+
+def test_it_stays_where_nobody_is_faster():
+    it, (first, second, third, fourth) = late_at_rollout_0()
+    for fragment in (first, second, third):
+        assert it.handle(p.FragmentLate(fragment, 2.0)) == []
+    it.handle(p.FragmentGenerated(second))  # which was late there: so is what comes next
+    it.handle(p.FragmentLate(fourth, 2.0))
+    assert not any(isinstance(do, p.Pause) for do in it.handle(p.FragmentGenerated(third)))
+    assert it.handle(p.FragmentLate(first, 2.5)) == [p.Pause(first, "rollout-0")], "now it is"
+
+
+def test_who_was_late_is_as_fast_as_before_when_another_fragment_is_not():
+    workload = make_workload(num_groups=3)
+    it = started("disaggregated", 2, 1, workload=workload)
+    it.handle(p.IterationOffered(0, TRAINED))
+    first, second, third, fourth, *_ = (f for g in range(3) for f in fragments_of(workload, 0, g))
+    paces = []
+    for event in (
+        p.FragmentLate(first, 3.0),
+        p.FragmentGenerated(first),
+        p.FragmentGenerated(second),
+        p.FragmentGenerated(third),
+    ):
+        it.handle(event)
+        paces.append([own.pace for own in it.snapshot().fleet.devices])
+    assert it.snapshot().fleet.devices[0].queue[0].fragment != fourth, "the faster one is first"
+    assert paces == [[3.0, 1.0, 1.0]] * 3 + [[1.0, 1.0, 1.0]]
+
+
+def test_only_what_is_under_way_can_be_late():
+    it, (first, *_) = late_at_rollout_0()
+    it.handle(p.FragmentGenerated(first))
+    with pytest.raises(ControllerError, match="is late but not being generated"):
+        it.handle(p.FragmentLate(first, 2.0))
+
+
 def test_helpers_do_not_all_leave_a_long_generation_to_the_rollout_device():
     # 8 fragments of 12 s: it alone would need over a minute for those that are left, while three
     # trainers would train the 32 pairs, in packs of 2.5 s, in 7 s.

@@ -51,7 +51,7 @@ def run(
         not_updated=not_updated,
         mixed=mixed,
     )
-    cluster.run(NUM_ITERATIONS, **options)
+    cluster.run(NUM_ITERATIONS, late_odds=0.1, **options)
     for index in range(NUM_ITERATIONS):
         trained = [pair for (of, _), own in cluster.trained.items() if of == index for pair in own]
         assert len(trained) == len(set(trained)), "a pair was trained twice"

@@ -26,6 +26,7 @@ EVENTS = [
     p.IterationOffered(4, (0, 1, 2), own_steps=(((0, 2), (1, 2)), ((0, 1), (0, 2)))),
     p.IterationOffered(5, (0,), most_stale=0),
     p.FragmentPaused(FRAGMENT, 2),
+    p.FragmentLate(FRAGMENT, 2.5),
     p.FragmentGenerated(FRAGMENT),
     p.FragmentScored(FRAGMENT),
     p.AdvantagesComputed(0, (0, 1), (1,), ((0, 3), ())),

@@ -9,6 +9,7 @@ import pytest
 from deployments.shipped import find_scenario
 from digen_core.control.schedule import GroupOrder, Mixing
 from digen_core.planning.search import Choice, Fixed, search, simulate_choice
+from digen_core.sim.kinds import DeviceKind
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,18 @@ def test_groups_of_unequal_cost_are_never_slower_than_in_the_listed_order(name, 
     plan = search(scenario, layout, Fixed(num_rollout=split))
     most = (1 - GAINS.get((name, layout), 0.0)) * LISTED_AND_UNKNOWN[name, split, layout]
     assert plan.seconds < 1.01 * most
+
+
+def test_a_device_that_is_late_holds_nobody_up():
+    """One of the seven that generate takes ten times as long: 246 s if its work stayed there."""
+    scenario = find_scenario("D")
+    kinds = {"slow": DeviceKind(count=1, unforeseen=10.0), "rest": DeviceKind(count=15)}
+    choice = Choice("elastic", 7, helpers=9, assistants=7)
+    usual, late = (
+        simulate_choice(own, choice, num_iterations=3).seconds
+        for own in (scenario, scenario.model_copy(update={"kinds": kinds}))
+    )
+    assert late <= 1.2 * usual
 
 
 STEPS = ((1,) * 7 + (4,), (1, 1, 2, 4))

@@ -7,6 +7,7 @@ from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
 from digen_core.planning.search import Choice, simulate_choice
 from digen_core.sim.clock import Jitter
+from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.ledger import SimulationError
 from digen_core.sim.report import Staleness, make_report
 from digen_core.sim.simulator import Simulation, simulate
@@ -43,6 +44,22 @@ def test_disaggregated_by_hand(scenario):
         ("trainer-0", 24.75, 24.75),
         ("rollout-0", 24.75, 26.75),
     ]
+
+
+def test_what_is_late_goes_on_elsewhere_by_hand(scenario):
+    """Of two devices that generate one takes 10 s for a step, and nobody knows; the other 1 s."""
+    kinds = {"slow": DeviceKind(count=1, unforeseen=10.0), "rest": DeviceKind(count=2)}
+    own = scenario.model_copy(update={"kinds": kinds, "devices": 3})
+    report = run(own, "disaggregated", 2)
+    # The other one does three fragments in 12 s, and has nothing to do while the slow one is at the
+    # second step of its first, till 20 s; then the last step and decoding are done there.
+    assert [own for own in spans_of(report, "denoise") if "g00 f0" in own[0]] == [
+        ("denoise g00 f0 t00-01", "rollout-0", 0.0, 20.0),
+        ("denoise g00 f0 t02-02", "rollout-1", 20.0, 22.0),
+    ]
+    assert report.seconds == pytest.approx(22 + 0.25 + 8 + 0.5 + 2)
+    known = own.model_copy(update={"kinds": {**kinds, "slow": DeviceKind(count=1)}})
+    assert run(known, "disaggregated", 2).seconds == pytest.approx(8 + 2 * 0.25 + 8 + 0.5 + 2)
 
 
 def test_groups_of_several_numbers_of_steps_by_hand(scenario):
