@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.control.protocol import Device
+from digen_core.control.schedule import Workload
 from digen_core.planning.job import Job
 from digen_core.planning.spending.rates import Rate, Spending
 
@@ -38,15 +39,21 @@ class Fleets:
     whole: Job
     parts: Sequence[Part]
     scoring: Rate  # of devices that no fleet leaves out
+    first: tuple[float, float]
+    """Share of an iteration's generation that is done before the training that is not in this other
+    share of it begins."""
 
     @classmethod
-    def of(cls, job: Job, sized: Sequence[Job], spending: Spending) -> "Fleets":
+    def of(
+        cls, job: Job, sized: Sequence[Job], spending: Spending, stale_share: float = 0.0
+    ) -> "Fleets":
         """Return the fleets of a job.
 
         Args:
             job: on all its devices.
             sized: the same with all sizes that a plan may have.
             spending: of its devices.
+            stale_share: most of an iteration's groups that a plan begins before the iteration.
         """
         equal = defaultdict[object, list[Device]](list)
         for device in job.fleet:
@@ -56,7 +63,7 @@ class Fleets:
             Part(own, spending.devices[own[0].name], *_least_work(own[0], sized))
             for own in equal.values()
         ]
-        return cls(job, parts, spending.scoring)
+        return cls(job, parts, spending.scoring, _first(job.workload, stale_share))
 
     def every(self) -> list[Counts]:
         """Return the fleets; if there are very many, those of some counts of each part."""
@@ -97,20 +104,40 @@ class Fleets:
     def floors(self, fleets: Sequence[Counts]) -> NDArray[np.float64]:
         """Return a row for each fleet: seconds and spending that no plan of it is below.
 
-        The seconds are those of work that is divided at will: the least T in which devices of part
-        k spend some of it on generation, 1 / ``generation`` of it a second, and some on training.
-        By duality that is the largest (1 + r) / sum of n_k max(g_k, r t_k), g_k and t_k the parts
-        of a second, and the largest is at r = 0, at infinity or at one of the g_k / t_k.
+        The seconds are those of work that is divided at will, in the order that it has: all of it
+        takes as long as if it overlapped, and what is first as long as that; then comes training
+        alone, on all devices.
         """
         counts = np.array(fleets, dtype=float).reshape(-1, len(self.parts))
+        generated, trained = self.first
+        ordered = self._overlapped(counts, generated, trained)
+        ordered += self._overlapped(counts, 0.0, 1 - trained)
+        seconds = np.maximum(self._overlapped(counts, 1.0, 1.0), ordered)
+        return np.stack([seconds, self.spent(counts, seconds)], axis=1)
+
+    def _overlapped(
+        self, counts: NDArray[np.float64], generated: float, trained: float
+    ) -> NDArray[np.float64]:
+        """Return the least seconds of shares of an iteration's generation and training.
+
+        It is the least T in which devices of part k spend some of it on generation, 1 /
+        ``generation`` of it a second, and some on training. By duality that is the largest (a + r
+        b) / sum of n_k max(g_k, r t_k) for shares a and b, g_k and t_k the parts of a second, and
+        the largest is at r = 0, at infinity or at one of the g_k / t_k.
+        """
         generation = np.array([1 / part.generation for part in self.parts])
         training = np.array([1 / part.training for part in self.parts])
         ratios = [g / t for g, t in zip(generation, training, strict=True) if g and t]
+        bounds = [np.zeros(len(counts))]
         with np.errstate(divide="ignore"):  # a fleet that cannot do one of both: infinite
-            bounds = [1 / (counts @ generation), 1 / (counts @ training)]
-            bounds += [(1 + r) / (counts @ np.maximum(generation, r * training)) for r in ratios]
-        seconds = np.max(bounds, axis=0)
-        return np.stack([seconds, self.spent(counts, seconds)], axis=1)
+            bounds += [generated / (counts @ generation)] if generated else []
+            bounds += [trained / (counts @ training)] if trained else []
+            bounds += [
+                (generated + r * trained) / (counts @ np.maximum(generation, r * training))
+                for r in ratios
+            ]
+        found: NDArray[np.float64] = np.max(bounds, axis=0)
+        return found
 
     def spent(
         self, counts: NDArray[np.float64], seconds: NDArray[np.float64]
@@ -142,3 +169,18 @@ def _least_work(device: Device, sized: Sequence[Job]) -> tuple[float, float]:
             own = costs.training(job.workload, job.trained_steps, job.workload.pack_size)
             training = min(training, own)
     return generation, training
+
+
+def _first(work: Workload, stale_share: float) -> tuple[float, float]:
+    """Return the shares of generation and training that come before the rest of training.
+
+    Where advantages are scaled by all groups, no sample is trained before all are generated. Where
+    samples of all groups are dealt to updates, a second update has to wait for the first one, and
+    so for all groups of which that has a sample: of as many as are expected.
+    """
+    if work.advantages_need_all_groups:
+        return 1 - stale_share, 0.0
+    if work.num_updates == 1 or work.dealt_by == "groups":
+        return 0.0, 1.0
+    share = work.epochs / work.num_updates  # of an epoch's samples
+    return (1 - stale_share) * (1 - (1 - share) ** work.trained_per_group), 1 / work.num_updates

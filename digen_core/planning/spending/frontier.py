@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.control.layout import LayoutName
+from digen_core.control.schedule import Workload
 from digen_core.errors import UserError
 from digen_core.planning.job import Job
 from digen_core.planning.planner import (
@@ -57,11 +58,12 @@ def frontier(
     Args:
         job: on all its devices.
         plans: its fastest ones; one at least.
-        leeway: what may be chosen; other layouts than those of the plans are not.
+        leeway: what may be chosen; of layouts those of the plans, and the richest.
         spending: of the devices.
         limit: seconds of an iteration that are allowed.
     """
-    fleets = Fleets.of(job, [job, *leeway.with_sizes(job)], spending)
+    stale_share = max(leeway.share(layout) for layout in leeway.layouts)
+    fleets = Fleets.of(job, [job, *leeway.with_sizes(job)], spending, stale_share)
     search = _Search(fleets, plans, leeway, spending, limit)
     search.judge(search.promising())
     search.climb()
@@ -104,11 +106,21 @@ class _Search:
             if not self._open([own]):
                 continue
             self.judged[own] = [
-                judge(job, plan.layout, quick)
-                for plan in self.plans
-                if plan.seconds <= PROMISING * self.plans[0].seconds
-                for job in self._placed(own, plan)
+                judge(job, layout, quick)
+                for layout, workload in self._ways()
+                for job in self._placed(own, layout, workload)
             ]
+
+    def _ways(self) -> list[tuple[LayoutName, Workload]]:
+        """Return the layouts by which fleets are judged, with sizes: the promising ones of all.
+
+        And the richest: where few devices have to wait for each other, each does whatever is left.
+        """
+        near = [own for own in self.plans if own.seconds <= PROMISING * self.plans[0].seconds]
+        ways = [(own.layout, own.job.workload) for own in near]
+        if RICHEST in self.leeway.layouts and RICHEST not in dict(ways):
+            ways.append((RICHEST, self.plans[0].job.workload))
+        return ways
 
     def climb(self) -> None:
         """Go from the best fleet to a better one beside it, while there is one."""
@@ -176,11 +188,11 @@ class _Search:
             is_open &= (floors[:, 0] < seconds) | (floors[:, 1] < spent)
         return [own for own, kept in zip(fleets, is_open, strict=True) if kept]
 
-    def _placed(self, counts: Counts, plan: JobPlan) -> list[Job]:
-        """Return the jobs of a fleet, with a plan's sizes, that its layout can do."""
-        sized = replace(self.fleets.job(counts), workload=plan.job.workload)
+    def _placed(self, counts: Counts, layout: LayoutName, workload: Workload) -> list[Job]:
+        """Return the jobs of a fleet, with these sizes, that a layout can do."""
+        sized = replace(self.fleets.job(counts), workload=workload)
         jobs = placements(sized, may_leave_out=False)
-        return [job for job in jobs if splits(job, plan.layout)]
+        return [job for job in jobs if splits(job, layout)]
 
     def _counts(self, plan: JobPlan) -> Counts:
         used = {device.name for device in plan.job.fleet}

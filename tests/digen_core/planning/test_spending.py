@@ -1,5 +1,6 @@
 """What plans take of money and energy: by hand, against all fleets, and on two kinds of cards."""
 
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -152,6 +153,45 @@ def test_a_fleet_that_lacks_a_role_has_no_floor():
     floors = Fleets.of(job, [job], spending).floors([(1, 1), (1, 0), (0, 1)])[:, 0]
     assert floors[0] < inf
     assert list(floors[1:]) == [inf, inf]
+
+
+def dealt(job: Job, **changes) -> Job:
+    """Return a job whose samples of all groups are dealt to two updates."""
+    changes = {"num_updates": 2, "dealt_by": "samples", **changes}
+    return replace(job, workload=replace(job.workload, **changes))
+
+
+def test_what_is_trained_after_all_is_generated_by_hand():
+    fleet = (Device("g", frozenset({"rollout"}), "x"), Device("t", frozenset({"trainer"}), "x"))
+    costs = Costs(kinds={"x": DeviceCosts(step=Linear(per_item=1.0), pack=Linear(per_item=1.0))})
+    spending = Spending({"g": Rate(1.0, 1.0), "t": Rate(1.0, 1.0)}, Rate(0.0, 0.0), {})
+
+    def floor(share=0.0, **changes):
+        job = dealt(Job.of(config(), fleet, costs), trained_per_group=3, **changes)
+        fleets = Fleets.of(job, [job], spending, share)
+        parts = [
+            replace(own, generation=20.0) if own.generation < inf else replace(own, training=10.0)
+            for own in fleets.parts
+        ]
+        return replace(fleets, parts=parts).floors([(1, 1)])[0, 0]
+
+    assert floor(num_updates=1) == floor(dealt_by="groups") == 20.0
+    # The first update has a sample of 7 of 8 groups of three, and half of the pairs.
+    assert floor() == pytest.approx(7 / 8 * 20 + 10 / 2)
+    assert floor(advantages_need_all_groups=True) == 20.0 + 10.0
+    assert floor(0.5, advantages_need_all_groups=True) == 20.0, "half of it was there before"
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (2, 1), (4, 2)])
+def test_no_plan_is_below_its_floor_where_samples_are_dealt(counts):
+    job, spending = dealt(job_of(cluster())), Spending.of(cluster(), "money")
+    fleets = Fleets.of(job, [job], spending)
+    (seconds, least), *_ = fleets.floors([counts])
+    (before, _), *_ = replace(fleets, first=(0.0, 1.0)).floors([counts])
+    assert seconds >= before
+    for plan in plan_job(fleets.job(counts), Leeway(LAYOUTS)):
+        assert plan.seconds >= seconds
+        assert spending.of_plan(plan) >= 0.999 * least
 
 
 @pytest.mark.parametrize("spent", ["money", "energy"])
