@@ -8,6 +8,7 @@ of the others: its published 0.3 makes too little of a difference in so small an
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
@@ -52,13 +53,14 @@ def config_of(name: str, config: RunConfig, seed: int) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
-    """Train once with each seed by each algorithm, and print the rewards before and after.
+def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int], metric: str) -> None:
+    """Train once with each seed by each algorithm, and print a metric before and after.
 
     Args:
         config: of the run; its own algorithm and seed do not matter.
         names: of ``SETTINGS``.
         seeds: of the runs.
+        metric: of the evaluations: ``reward``, or REWARD/COMPONENT, for example ``shapes/exact``.
     """
     console = terminal()
     jobs = [config_of(name, config, seed) for name in names for seed in seeds]
@@ -66,7 +68,8 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
     workers = max(1, (os.cpu_count() or 1) // threads)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         found = []
-        for job, (before, after) in zip(jobs, pool.map(_rewards, jobs), strict=True):
+        judged = pool.map(partial(_judged, metric), jobs)
+        for job, (before, after) in zip(jobs, judged, strict=True):
             found.append((before, after))
             console.print(
                 f"{job.algorithm.type}, {job.rollout.transition}, seed {job.seed}: "
@@ -74,7 +77,7 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
             )
     rows = [found[i : i + len(seeds)] for i in range(0, len(found), len(seeds))]
     samples = config.num_iterations * config.samples_per_iteration
-    title = f"mean reward of held-out prompts, {samples} samples"
+    title = f"mean {metric} of held-out prompts, {samples} samples"
     table = borderless(title)
     table.add_column("algorithm", no_wrap=True)
     for heading in ("before", *(f"seed {seed}" for seed in seeds), "mean change", "least change"):
@@ -91,8 +94,8 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int]) -> None:
     console.print(table)
 
 
-def _rewards(config: RunConfig) -> tuple[float, float]:
-    """Return the mean reward of held-out prompts before and after training."""
+def _judged(metric: str, config: RunConfig) -> tuple[float, float]:
+    """Return the mean of a metric over held-out prompts before and after training."""
     from deployments.bench.runs import evaluate_serially, train_serially
     from digen_core.models.loading import load_trainable
     from digen_core.models.policy import ALL_PARTS
@@ -100,6 +103,6 @@ def _rewards(config: RunConfig) -> tuple[float, float]:
 
     policy = load_trainable(config, ALL_PARTS)
     first = initial_weights(policy, config.train.lora, seed=config.seed)
-    before = evaluate_serially(config, policy, first)
+    before = evaluate_serially(config, policy, first, metric)
     run = train_serially(config, policy=policy)
-    return before, evaluate_serially(config, policy, run.ema)
+    return before, evaluate_serially(config, policy, run.ema, metric)

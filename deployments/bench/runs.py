@@ -6,6 +6,7 @@ from statistics import fmean
 from digen_core.config.rewards import that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
+from digen_core.errors import UserError
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS, Policy
 from digen_core.models.trainable import set_weights
@@ -45,10 +46,23 @@ def train_serially(
     )
 
 
-def evaluate_serially(config: RunConfig, policy: Policy, weights: Weights) -> float:
-    """Return the mean reward of noiseless samples of the held-out prompts, with given weights."""
+def evaluate_serially(
+    config: RunConfig, policy: Policy, weights: Weights, metric: str = "reward"
+) -> float:
+    """Return a mean over noiseless samples of the held-out prompts, with given weights.
+
+    Args:
+        config: of the run.
+        policy: whose weights are replaced.
+        weights: to judge.
+        metric: what is the mean: ``reward``, or REWARD/COMPONENT of one of the config's rewards.
+
+    Raises:
+        UserError: there is no such component.
+    """
     rewards = reward_functions(that_see(config.rewards, "samples"), policy.device)
-    return fmean(prompt_rewards(config, policy, weights, evaluation_prompts(config), rewards))
+    prompts = evaluation_prompts(config)
+    return fmean(prompt_rewards(config, policy, weights, prompts, rewards, metric))
 
 
 def prompt_rewards(
@@ -57,8 +71,13 @@ def prompt_rewards(
     weights: Weights,
     prompts: Sequence[Prompt],
     rewards: Mapping[str, RewardFn],
+    metric: str = "reward",
 ) -> list[float]:
-    """Return the mean reward of each prompt's noiseless samples, with given weights."""
+    """Return the mean reward, or component, of each prompt's noiseless samples, by given weights.
+
+    Raises:
+        UserError: there is no such component.
+    """
     set_weights(policy, weights)
     per_prompt = config.evaluation.samples_per_prompt
     means: list[float] = []
@@ -76,7 +95,9 @@ def prompt_rewards(
         configs = that_see(config.rewards, "samples")
         images, latents = as_seen(policy, x, configs)
         scores = score_images(rewards, configs, images, *asked, latents=latents)
-        means += scores["reward"].reshape(len(few), per_prompt).mean(axis=1).tolist()
+        if metric not in scores:
+            raise UserError(f"no {metric} among {', '.join(scores)}")
+        means += scores[metric].reshape(len(few), per_prompt).mean(axis=1).tolist()
     return means
 
 

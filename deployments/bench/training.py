@@ -11,6 +11,7 @@ from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import find_scenario, recipe_files, shipped_configs
 from digen_core.config.keys import parse_value
 from digen_core.config.load import is_config, load_config
+from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 
 EMULATED = ("colocated", "colocated-strong", "tsp", "elastic", "tcss")
@@ -107,11 +108,7 @@ def learning(
 
     config = config_of(tokens, "digen bench learning")
     names = layouts_of(layout or ["elastic", "tcss"])
-    if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
-        raise UserError(
-            f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
-            f"rewards: {', '.join(config.rewards)}"
-        )
+    _check_metric(metric, config)
 
     from digen_core.preflight.run import check_inputs
 
@@ -124,17 +121,26 @@ def learning(
     return 0
 
 
-def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[int] = None) -> int:
+def algorithms(
+    *tokens: ConfigTokens,
+    only: Several[str] = None,
+    seeds: Several[int] = None,
+    metric: str = "reward",
+) -> int:
     """Compare what the algorithms make of the same number of samples, without a schedule.
 
     Example: digen bench algorithms shapes --num-iterations 30
+    Example: digen bench algorithms shapes --only flow_grpo grpo_guard --metric shapes/exact
+        --train.updates-per-iteration 2
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'.
         only: Algorithms; default: all.
         seeds: Seeds of the runs; default: 0 1 2.
+        metric: Of the evaluations before and after training.
     """
     config = config_of(tokens, "digen bench algorithms")
+    _check_metric(metric, config)
 
     from digen_core.preflight.run import check_inputs
 
@@ -147,8 +153,18 @@ def algorithms(*tokens: ConfigTokens, only: Several[str] = None, seeds: Several[
         raise UserError(
             f"--only names {unknown[0]!r}; use some of {', '.join(bench_algorithms.SETTINGS)}"
         )
-    bench_algorithms.main(config, only or list(bench_algorithms.SETTINGS), seeds or [0, 1, 2])
+    names = only or list(bench_algorithms.SETTINGS)
+    bench_algorithms.main(config, names, seeds or [0, 1, 2], metric)
     return 0
+
+
+def _check_metric(metric: str, config: RunConfig) -> None:
+    """Raise UserError unless a metric is the reward or of one of the config's rewards."""
+    if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
+        raise UserError(
+            f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
+            f"rewards: {', '.join(config.rewards)}"
+        )
 
 
 def recipe(
