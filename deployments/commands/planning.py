@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from deployments.shipped import find_cluster, find_scenario, recipe_files
 from digen_core.config.run import RunConfig
+from digen_core.config.train import DealtBy
 from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
 
@@ -29,6 +30,8 @@ def simulate(
     helpers: int | None = None,
     assistants: int | None = None,
     stale_share: float | None = None,
+    updates: int | None = None,
+    dealt_by: DealtBy | None = None,
     iterations: int = ITERATIONS,
     seed: int = 0,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -36,6 +39,7 @@ def simulate(
     """Compare layouts on a cluster that is only simulated, each at its best split.
 
     Example: digen simulate B --layout tsp elastic
+    Example: digen simulate B --layout disaggregated gap elastic --updates 2
     Example: digen simulate --beds
 
     Args:
@@ -50,6 +54,8 @@ def simulate(
         assistants: Rollout devices that may train; default: as many as pay.
         stale_share: Share of the groups that may be generated with the version before, in tcss and
             elastic; default: in tcss the fastest of 0, 0.25 and 0.5, in elastic 0.
+        updates: Optimizer steps of an iteration; default: as SCENARIO says.
+        dealt_by: What is dealt to them: groups or samples; default: as SCENARIO says.
         iterations: Of each simulation; at least 12 with stale groups.
         seed: Same seed, same table.
         as_json: Print a list of objects instead of the table.
@@ -64,11 +70,12 @@ def simulate(
         )
     if beds:
         more = None if iterations == ITERATIONS else iterations
-        given = (scenario, layout, split, helpers, assistants, stale_share, more)
+        given = (scenario, layout, split, helpers, assistants, stale_share, updates, dealt_by, more)
         return _simulate_beds(given, seed, as_json=as_json)
     if scenario is None:
         raise UserError("which scenario? For example: digen simulate B; or --beds")
-    found, layouts = find_scenario(scenario), command.layouts_of(layout)
+    found = command.with_updates(find_scenario(scenario), updates, dealt_by)
+    layouts = command.layouts_of(layout)
 
     from digen_core.planning.search import Fixed
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from deployments.views.terminal import borderless, terminal
+from digen_core.config.train import DealtBy
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import UserError
 from digen_core.planning.search import Fixed, Plan, search
@@ -69,6 +71,24 @@ def simulate(
     plans = [baselines.get(layout) or plan(layout) for layout in dict.fromkeys(layouts)]
     seconds = [baseline.seconds for baseline in baselines.values()]
     return [_row(scenario, plan, *seconds) for plan in plans]
+
+
+def with_updates(scenario: Scenario, updates: int | None, dealt_by: DealtBy | None) -> Scenario:
+    """Return a scenario with other updates in an iteration; None: with its own.
+
+    Raises:
+        UserError: its groups, or samples, cannot be dealt to so many.
+    """
+    given = {"updates": updates, "dealt_by": dealt_by}
+    changes = {name: value for name, value in given.items() if value is not None}
+    try:
+        return Scenario.model_validate({**scenario.model_dump(), **changes})
+    except ValidationError as error:
+        own = scenario.model_copy(update=changes)
+        raise UserError(
+            f"--updates is {own.updates}, of {own.epochs} epoch(s); use 1 to 1000, so many that "
+            f"each epoch's share the {own.workload.dealt_units} {own.dealt_by} equally"
+        ) from error
 
 
 def layouts_of(names: Sequence[str] | None) -> list[LayoutName]:

@@ -88,6 +88,17 @@ def test_options_are_kept(small, capsys):
     assert kept == [2, 2, 1, 2, 0.5]
 
 
+def test_updates_are_those_of_a_file_that_says_so(small, tmp_path, capsys):
+    own = tmp_path / "own.toml"
+    own.write_text(f'{SMALL}updates = 2\ndealt_by = "samples"\n')
+    outputs = []
+    given = ["--updates", "2", "--dealt-by", "samples"]
+    for arguments in ([small, *given], [str(own)], [small]):
+        assert run(["simulate", *arguments, "--layout", "gap", "--json"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -108,6 +119,11 @@ def test_options_are_kept(small, capsys):
         ("B --split 3 --assistants 4", "--assistants is 4; use 0 to 3 with --split 3"),
         ("B --helpers 20 --assistants 13", "--helpers 20 and --assistants 13 are more than the 32"),
         ("B --stale-share 1.5", "--stale-share is 1.5; use 0 to 1"),
+        ("B --updates 0", "--updates is 0, of 1 epoch(s); use 1 to 1000, so many that each"),
+        ("D --updates 7", "each epoch's share the 8 groups equally"),
+        ("D --updates 7 --dealt-by samples", "share the 128 samples equally"),
+        ("B --dealt-by epochs", 'Invalid value "epochs" for --dealt-by'),
+        ("--beds --updates 2", "beside it only --seed and --json count"),
         (
             "B --iterations 1",
             "--iterations is 1 and --seed 0; use 2 <= iterations <= 1000, since each is simulated",

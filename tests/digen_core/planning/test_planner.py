@@ -77,6 +77,28 @@ def test_no_plan_is_slower_than_colocated_strong(path):
     assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
 
 
+@pytest.mark.parametrize("dealt_by", ["groups", "samples"])
+def test_plans_know_how_many_updates_an_iteration_makes(dealt_by):
+    """A step of the optimizer takes 4 s: two of them cost a plan as much as a simulation."""
+    known = Costs(kinds={"default": FAST}, optimizer_step=4.0, push=0.5)
+    once, twice = (
+        Job.of(
+            config(train={"updates_per_iteration": number, "dealt_by": dealt_by, "pack_size": 4}),
+            free_devices(4),
+            known,
+        )
+        for number in (1, 2)
+    )
+    layouts = ("disaggregated", "gap", "elastic")
+    plans = {own.layout: own for own in plan_job(twice, Leeway(layouts))}
+    before = {own.layout: own.seconds for own in plan_job(once, Leeway(layouts))}
+    for layout, own in plans.items():
+        assert own.seconds > before[layout] + 1
+        assert own.seconds == simulate_choice(twice, own.choice, num_iterations=4).seconds
+    assert plans["disaggregated"].seconds == pytest.approx(before["disaggregated"] + 4, abs=0.5)
+    assert plans["elastic"].seconds <= plans["gap"].seconds < plans["disaggregated"].seconds
+
+
 def test_colocated_strong_wins_where_nothing_overlaps():
     # One group: nothing to train before all of it is generated, and switches are free.
     one = replace(job(2), workload=Workload(1, 2, 1, 4, 4, 2))
