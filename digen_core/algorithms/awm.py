@@ -43,8 +43,12 @@ class Awm(ForwardProcess):
     """Weight of the mean squared distance of velocities to the reference policy's."""
 
     num_levels: int = Field(6, ge=1)
-    """Noise levels of the schedule that an iteration trains, one drawn from each of as many equal
-    parts of it."""
+    """Noise levels of the schedule that a sample trains, one drawn from each of as many equal parts
+    of it."""
+
+    own_levels: bool = False
+    """Whether they are drawn for each sample, and anew in each epoch, where the published code
+    draws them for each batch of two; otherwise once for an iteration, for all of it."""
 
     first_level: int = Field(1, ge=0)
     """First noise level that may be drawn; 0 is pure noise."""
@@ -68,9 +72,26 @@ class Awm(ForwardProcess):
             )
 
     def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
-        """Return one noise level of each part of the schedule as trained; no step is noisy."""
+        """Return one noise level of each part of the schedule as trained; no step is noisy.
+
+        Where each sample has its own, all of the parts are trained by some.
+        """
         last = int(num_steps * self.trained_fraction)
+        if self.own_levels:
+            return Steps((), tuple(range(self.first_level, last)))
         return Steps((), stratified_steps(self.first_level, last, self.num_levels, generator))
+
+    def own_steps(
+        self, num_samples: int, num_steps: int, generator: np.random.Generator
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the levels that are drawn for each sample; empty where all train the same."""
+        if not self.own_levels:
+            return ()
+        last = int(num_steps * self.trained_fraction)
+        return tuple(
+            stratified_steps(self.first_level, last, self.num_levels, generator)
+            for _ in range(num_samples)
+        )
 
     def losses(self, pairs: "Noised") -> "ForwardLoss":
         """Return one loss per pair, [B]."""

@@ -141,6 +141,11 @@ class Algorithm(Strict, ABC):
         return False
 
     @property
+    def redraws(self) -> bool:
+        """Whether samples that have their own trained steps get others in each epoch."""
+        return False
+
+    @property
     def shortens(self) -> bool:
         """Whether fewer steps are taken after the last noisy one than the schedule has."""
         return False

@@ -32,8 +32,8 @@ class DiffusionNft(ForwardProcess):
     """Share of the schedule's noise levels that each sample trains."""
 
     own_levels: bool = False
-    """Whether each sample trains levels of its own, drawn from all of the schedule, as published;
-    otherwise all train the first ones, from the highest one."""
+    """Whether each sample trains levels of its own, drawn from all of the schedule and anew in each
+    epoch, as published; otherwise all train the first ones, from the highest one."""
 
     def num_trained(self, num_steps: int) -> int:
         """Return the trained noise levels of a sample."""

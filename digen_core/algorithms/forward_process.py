@@ -36,6 +36,11 @@ class ForwardProcess(Algorithm):
         """Its loss is to the velocity of what generated when the iteration began."""
         return True
 
+    @property
+    def redraws(self) -> bool:
+        """Noise levels are drawn for each use of a sample."""
+        return True
+
     def end_of_noise(self, num_steps: int) -> int:
         """Return 0: samples come from the ODE."""
         return 0

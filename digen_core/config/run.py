@@ -7,6 +7,7 @@ and combinations that cannot work (`combinations.py`) are refused with what clas
 from math import ceil
 from typing import Annotated, Any, Final, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
@@ -242,8 +243,17 @@ class RunConfig(Strict):
         """
         of_kl = 1 + (self.rollout.precision != "model") if self.kl_reward else int(references)
         asked = 2 if self.algorithm.needs_margins else of_kl
+        steps = self.most_reference_steps if references else self.num_trained_steps
         own = 0 if self.prompts.sample_columns else 1
-        return own + asked * self.num_trained_steps / self.rollout.num_steps
+        return own + asked * steps / self.rollout.num_steps
+
+    @property
+    def most_reference_steps(self) -> int:
+        """Most steps of a sample at which training compares with the base model, in all epochs."""
+        if not self.algorithm.redraws:
+            return self.num_trained_steps
+        there = self.algorithm.steps(self.rollout.num_steps, 0, np.random.default_rng(0)).trained
+        return min(self.num_trained_steps * self.train.epochs, len(there))
 
     @property
     def encodings_per_step(self) -> float:

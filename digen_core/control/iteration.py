@@ -17,6 +17,7 @@ from digen_core.control.schedule import (
     Workload,
     generation_costs,
     num_trained_steps,
+    own_steps_in,
 )
 
 
@@ -57,7 +58,7 @@ class Iteration:
     load_to_come: float = 0.0
     #: Which update trains which samples.
     deal: Deal = WHOLE
-    #: By group and sample, which of the trained steps are its own; none: all of them.
+    #: By group and sample, and epoch, which of the trained steps are its own; none: all of them.
     own_steps: OwnSteps = ()
     #: How many groups may begin on an older version; None: as many as the schedule lets.
     most_stale: int | None = None
@@ -146,7 +147,7 @@ class Iteration:
         self, group: int, samples: tuple[int, ...], workload: Workload, layout: Layout
     ) -> None:
         """Make the pairs of a group's samples ready to train."""
-        own_steps = self.own_steps[group] if self.own_steps else ()
+        drawn = self.own_steps[group] if self.own_steps else ()
         dealt: dict[int, set[int]] = {}
         for place, sample in enumerate(sorted(samples)):
             for update in self.deal.updates_of(group, place):
@@ -155,6 +156,7 @@ class Iteration:
             pairs: list[PairBlock] = []
             for update, chosen in sorted(dealt.items()):
                 there = [sample for sample in fragment.samples if sample in chosen]
+                own_steps = own_steps_in(drawn, workload.group_size, self.deal.epoch_of(update))
                 own = by_step(there, self.trained_steps, own_steps)
                 if layout.packed:
                     pairs += pairs_by_step(fragment, own, update)

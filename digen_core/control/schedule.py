@@ -81,6 +81,10 @@ class Deal:
         """How often each sample is trained."""
         return len(self.updates[0][0]) if self.updates else 1
 
+    def epoch_of(self, update: int) -> int:
+        """Return the epoch of an update."""
+        return update * self.epochs // self.num_updates
+
     def updates_of(self, group: int, place: int) -> tuple[int, ...]:
         """Return the updates that train a sample, by its place among its group's trained ones."""
         return self.updates[group % len(self.updates)][place] if self.updates else (0,)
@@ -104,7 +108,16 @@ WHOLE: Final = Deal()
 
 OwnSteps = tuple[tuple[tuple[int, ...], ...], ...]
 """By group and sample the steps that it trains, as many for each of a group, where not all train
-those of the iteration."""
+those of the iteration. Of a group whose samples train others in each epoch, those of all its
+samples in the first epoch, then those in the second, and so on."""
+
+
+def own_steps_in(
+    own: tuple[tuple[int, ...], ...], group_size: int, epoch: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the steps that each sample of a group trains in an epoch; empty if it has no own."""
+    first = epoch * group_size if len(own) > group_size else 0
+    return own[first : first + group_size]
 
 
 def num_trained_steps(trained_steps: Sequence[int], own_steps: OwnSteps) -> float:

@@ -67,13 +67,13 @@ def stratified_steps(
 ) -> tuple[int, ...]:
     """Return one step of each of ``number`` parts of ``range(first, last)``, ascending.
 
-    Source: AWM (arXiv:2509.25050), whose code draws them for each batch; we once for an iteration.
+    Source: AWM (arXiv:2509.25050), whose code draws them for each batch of samples.
 
     Args:
         first: of all steps.
         last: one more than the last of them; at least ``first + number``.
         number: of parts, as equal as parts of whole steps can be.
-        generator: of the iteration.
+        generator: of the iteration or the group.
     """
     bounds = [first + (last - first) * part // number for part in range(number + 1)]
     return tuple(int(step) for step in generator.integers(bounds[:-1], bounds[1:]))

@@ -118,7 +118,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         velocity_bytes=velocity_bytes,
         trajectory_bytes=latent_bytes * (config.rollout.num_steps + 1)
         + _FLOAT32_BYTES * num_logprobs
-        + velocity_bytes * config.num_trained_steps * config.generates_reference,
+        + velocity_bytes * config.most_reference_steps * config.generates_reference,
         embedding_bytes=sum(value.nbytes for value in policy.blank_condition(1).values()),
     )
 

@@ -38,7 +38,7 @@ class Group:
     noise: Callable[[int, int], torch.Tensor]  # (purpose, step) -> [G, ...]
     sigmas: torch.Tensor  # [T + 1]
     trained: tuple[int, ...]  # steps
-    own_steps: tuple[tuple[int, ...], ...]  # that each sample trains of those; empty: all
+    own_steps: tuple[tuple[int, ...], ...]  # of those, of each sample and epoch; empty: all
     advantages: torch.Tensor | None = None  # [G] or [G, K]; None: the group is skipped
     chosen: list[int] | None = None  # samples to train; None: all
     start_velocities: dict[int, torch.Tensor] = field(default_factory=dict)  # step -> [G, ...]

@@ -18,6 +18,7 @@ from torch import nn
 
 from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import own_steps_in
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
@@ -94,8 +95,9 @@ def post_train_serially(
         )
     first = initial_weights(policy, config.train.lora, seed=config.seed)
     masters = {n: nn.Parameter(torch.tensor(v, device=policy.device)) for n, v in first.items()}
-    rate = config.train.learning_rate
-    optimizer = adamw(list(masters.values()), config.train, learning_rate=rate)
+    optimizer = adamw(
+        list(masters.values()), config.train, learning_rate=config.train.learning_rate
+    )
     average = moving_average(masters.values(), config.train)
     metrics, updates = [], 0
     history: RewardHistory = {}
@@ -117,7 +119,8 @@ def post_train_serially(
         for update in range(deal.num_updates):
             set_weights(policy, versions[updates])
             rate = learning_rate_of(config.train, updates, config.num_updates)
-            norm = _train(config, policy, optimizer, dealt(groups, deal, update), rate)
+            epoch = deal.epoch_of(update)
+            norm = _train(config, policy, optimizer, dealt(groups, deal, update), rate, epoch)
             if norm is None:
                 continue
             norms.append(norm)
@@ -242,6 +245,7 @@ def _train(
     optimizer: torch.optim.Optimizer,
     groups: list[tuple[Group, list[int]]],
     learning_rate: float,
+    epoch: int,
 ) -> float | None:
     """Add up the gradient of every pair of an update, and step its masters. Returns its norm.
 
@@ -255,8 +259,9 @@ def _train(
     parameters, masters = list(trainable_parameters(policy).values()), options["params"]
     is_finite = True
     for group, samples in groups:
+        own = own_steps_in(group.own_steps, config.rollout.group_size, epoch)
         for step in group.trained:
-            lose, own = forward_losses if config.trains_clean else replay_losses, group.own_steps
+            lose = forward_losses if config.trains_clean else replay_losses
             trained = [sample for sample in samples if not own or step in own[sample]]
             chosen = lose(config, group, step)[trained]
             is_finite = is_finite and bool(chosen.isfinite().all())

@@ -48,7 +48,9 @@ class ReferenceUse:
         rewarded, kept = config.algorithm.reward_kl, config.generates_reference
         if rewarded is None and not kept:
             return None
-        own_steps = own_steps_of_group(config, *group, num_steps) if rewarded is None else ()
+        drawn = own_steps_of_group(config, *group, num_steps) if rewarded is None else ()
+        size = config.rollout.group_size
+        own_steps = [set().union(*drawn[sample::size]) for sample in range(size)] if drawn else ()
         trained = by_step(samples, steps_of_group(config, *group, num_steps).trained, own_steps)
         rows = {step: [own - samples.start for own in found] for step, found in trained.items()}
         return cls(rows, rewarded and rewarded[1], kept)

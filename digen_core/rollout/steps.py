@@ -44,10 +44,14 @@ def num_steps_taken(config: RunConfig, iteration: int, num_steps: int | None = N
 def own_steps_of_group(
     config: RunConfig, iteration: int, group: int, num_steps: int | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the steps that each sample of a group trains; empty: all that the iteration does."""
+    """Return the steps that each sample of a group trains; empty: all that the iteration does.
+
+    Where each epoch draws them anew, those of all samples in one epoch after the other.
+    """
     generator = numpy_generator_for(config.seed, STEPS, iteration, group)
     size, steps = config.rollout.group_size, num_steps or config.rollout.num_steps
-    return config.algorithm.own_steps(size, steps, generator)
+    epochs = config.train.epochs if config.algorithm.redraws else 1
+    return config.algorithm.own_steps(size * epochs, steps, generator)
 
 
 def own_steps_of_groups(

@@ -94,6 +94,15 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "rollout.num_steps": 5,
         "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.6, "own_levels": True},
     },
+    "own matching levels": {
+        "algorithm": {
+            "type": "awm",
+            "num_levels": 2,
+            "trained_fraction": 1.0,
+            "own_levels": True,
+            "old_policy_decay": "low_ramp",
+        },
+    },
     "branches": {  # each group's samples branch twice, at a step of the group's own
         "rollout.branches": 2,
         "schedule.reference": "generation",

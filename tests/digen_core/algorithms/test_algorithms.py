@@ -52,6 +52,7 @@ def test_too_few_steps_are_refused(algorithm):
 OWN = [
     ALGORITHMS["dance_grpo"](steps_drawn_for="sample"),
     ALGORITHMS["diffusion_nft"](own_levels=True, trained_fraction=0.7),
+    ALGORITHMS["awm"](own_levels=True, num_levels=2, first_level=0, trained_fraction=1.0),
     ALGORITHMS["flow_grpo"](window=(1, 0, 3), window_drawn_for="group"),
 ]
 
@@ -88,6 +89,18 @@ def test_noise_levels_of_samples_are_any_of_the_schedule():
     first = ALGORITHMS["diffusion_nft"]()
     assert first.own_steps(200, 10, np.random.default_rng(0)) == ()
     assert first.steps(10, 0, np.random.default_rng(0)).trained == tuple(range(9))
+
+
+def test_noise_levels_of_samples_are_one_of_each_part_as_published():
+    """14 steps, six parts of the levels from 0 to 11: two levels each."""
+    published = ALGORITHMS["awm"](own_levels=True, first_level=0)
+    assert published.steps(14, 0, np.random.default_rng(0)) == ((), tuple(range(12)))
+    own = published.own_steps(400, 14, np.random.default_rng(0))
+    for part, levels in enumerate(zip(*own, strict=True)):
+        assert 150 < levels.count(2 * part) < 250
+        assert levels.count(2 * part) + levels.count(2 * part + 1) == 400
+    assert len({*own}) > 55, "of the 64 that there are"
+    assert ALGORITHMS["awm"]().own_steps(400, 14, np.random.default_rng(0)) == ()
 
 
 def test_each_is_of_one_kind():

@@ -192,3 +192,19 @@ def test_of_samples_with_their_own_steps_those_alone_are_asked_for(policy):
     assert {row for rows in found.rows.values() for row in rows} == {0, 1}
     for step, chosen in found.rows.items():
         assert list(chosen) == [row for row in (0, 1) if step in own[row + 1]]
+
+
+def test_levels_of_all_epochs_are_asked_for():
+    tree = CONFIG.model_dump(exclude={"algorithm"})
+    tree["rollout"] |= {"num_steps": 12}
+    tree["train"] |= {"epochs": 2, "updates_per_iteration": 2}
+    awm = {"type": "awm", "num_levels": 2, "own_levels": True}
+    config = RunConfig.model_validate({**tree, "algorithm": awm}).asking("generation")
+    own, size = own_steps_of_group(config, *GROUP), config.rollout.group_size
+    found = ReferenceUse.of(config, GROUP, range(1, 3), 12)
+    assert found is not None
+    assert len(own) == 2 * size
+    for step, chosen in found.rows.items():
+        asked = [step in {*own[row + 1], *own[size + row + 1]} for row in (0, 1)]
+        assert list(chosen) == [row for row in (0, 1) if asked[row]]
+    assert any(found.rows.values())

@@ -3,6 +3,7 @@
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.control.schedule import own_steps_in
 from digen_core.data.prompts import Prompt
 from digen_core.planning.job import group_steps, typical_workload, with_steps, workload_of
 from digen_core.rollout.steps import (
@@ -44,6 +45,32 @@ def test_each_sample_has_its_own_of_its_groups_steps():
     assert [{len(own) for own in group} for group in found] == [{3}, {1}, {3}]
     assert max(step for own in found[1] for step in own) <= 1
     assert (found[0], found[2]) == own_steps_of_groups(config, 0, 3)[::2], "as without the others"
+
+
+LEVELS = {"first_level": 0, "num_levels": 2, "trained_fraction": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "differ"),
+    [
+        ({"type": "awm", "own_levels": True, **LEVELS}, True),
+        ({"type": "diffusion_nft", "own_levels": True, "trained_fraction": 0.5}, True),
+        ({"type": "dance_grpo", "steps_drawn_for": "sample"}, False),
+    ],
+    ids=str,
+)
+def test_levels_are_drawn_anew_in_each_epoch_and_steps_are_not(algorithm, differ):
+    train = {"epochs": 3, "updates_per_iteration": 3}
+    once = config_of("dance" if algorithm["type"] == "dance_grpo" else "cps", **algorithm)
+    config = RunConfig.model_validate({**once.model_dump(), "train": train})
+    own, before = (own_steps_of_groups(c, 4, 20) for c in (config, once))
+    by_epoch = [[own_steps_in(group, 2, epoch) for group in own] for epoch in range(3)]
+    assert tuple(by_epoch[0]) == before, "one epoch is the first of three"
+    assert (len({str(drawn) for drawn in by_epoch}) == 3) is differ
+    assert all(len(drawn) == 2 for drawn in by_epoch[2])
+    most = min(3 * config.num_trained_steps, 8) if differ else config.num_trained_steps
+    assert config.most_reference_steps == most
+    assert own_steps_in((), 2, 1) == ()
 
 
 def test_a_window_of_a_group_is_its_noise_and_what_is_kept():
