@@ -94,6 +94,8 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
     }
     for name, title in {**suite.shown, **others}.items():
         value = report.rewards.get(name)
+        if value is None and name.partition("/")[0] in suite.if_named:
+            continue
         factor = suite.factors.get(name, suite.factor) if name in suite.shown else 1
         table.add_column(title, justify="right")
         cells.append("" if value is None else f"{factor * value:.{suite.num_decimals}f}")
@@ -103,8 +105,23 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
         f"prompts{note}"
     )
     console.print(table)
+    _print_kinds(report, suite, console)
+
+
+def _print_kinds(report: EvaluationReport, suite: Suite, console: Console) -> None:
+    """Print which kinds of prompts were judged otherwise than published, and which not at all."""
+    judged = [
+        kind
+        for kind, own in suite.judges.items()
+        if own in suite.if_named and f"{own}/{kind}" in report.rewards
+    ]
+    if judged:
+        by = ", ".join(f"{kind} ({suite.without[kind]})" for kind in judged)
+        console.print(f"judged by a model's answers, and what published numbers are by: {by}")
     if suite.without:
-        left_out = ", ".join(f"{what} ({needed})" for what, needed in suite.without.items())
+        left_out = ", ".join(
+            f"{what} ({suite.needs_for(what)})" for what in suite.without if what not in judged
+        )
         console.print(f"left out, and the models that it needs: {left_out}")
 
 

@@ -121,7 +121,8 @@ def _of_suite(config: RunConfig, asked: Judging, suite: Suite) -> dict[str, Any]
     needed = [*suite.rewards]
     if suite.kind_column is not None:
         read = config.model_copy(update={"prompts": prompts})
-        needed = rewards_for(f"suite {asked.suite}", suite, evaluation_prompts(read))
+        own_prompts = evaluation_prompts(read)
+        needed = rewards_for(f"suite {asked.suite}", suite, own_prompts, asked.rewards)
 
     def made_of(kind: str) -> dict[str, Any]:
         if kind in suite.models:  # what the protocol says, and not what the run was trained with

@@ -3,7 +3,7 @@
 Importing this module must not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -26,7 +26,7 @@ from digen_core.data.published import (
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import shown
 
-SuiteName = Literal["geneval", "ocr", "drawbench", "dpg", "t2i-compbench", "vbench"]
+SuiteName = Literal["geneval", "ocr", "drawbench", "dpg", "dpg-blip", "t2i-compbench", "vbench"]
 
 Table = Mapping[str, Any]
 """What a config says of a reward."""
@@ -49,19 +49,37 @@ class Suite:
     # Where a prompt is judged by its kind:
     kind_column: str | None = None  # of metadata, that says which one, or lists several
     models: Mapping[str, Table] = field(default_factory=dict)  # of rewards, not the run's own
-    without: Mapping[str, str] = field(default_factory=dict)  # what digen leaves out -> it needs
+    if_named: frozenset[str] = frozenset()  # rewards that judge where settings name them
+    without: Mapping[str, str] = field(default_factory=dict)  # what digen leaves out -> it needs;
+    # and what rewards judge that are to be named -> what is published of it is by
 
     @property
     def judges(self) -> dict[str, str]:
         """The kinds of prompts that it judges, and by which reward."""
         column = self.kind_column or ""
-        return {kind: own for own in self.rewards for kind in JUDGED[own].get(column, ())}
+        return {kind: own for own in self.rewards for kind in JUDGED.get(own, {}).get(column, ())}
+
+    def judges_with(self, named: Collection[str]) -> dict[str, str]:
+        """Return the kinds of prompts that it judges where settings name rewards."""
+        left_out = self.if_named.difference(named)
+        return {kind: own for kind, own in self.judges.items() if own not in left_out}
+
+    def needs_for(self, kind: str) -> str:
+        """Return what it takes to judge a kind that is left out."""
+        own = self.judges.get(kind)
+        return f"{self.without[kind]}, or {own}" if own else self.without[kind]
 
 
 def _of_kinds(kinds: Mapping[str, str], column: str) -> dict[str, str]:
     """Return what a table shows of kinds of prompts, by their titles."""
     rewards = {kind: own for own, known in JUDGED.items() for kind in known.get(column, ())}
     return {f"{rewards[kind]}/{kind}": title for kind, title in kinds.items()}
+
+
+def _of_questions(reward: str) -> dict[str, str]:
+    """Return what DPG-Bench's table shows of a reward that answers its questions."""
+    categories = {f"{reward}/{category}": title for category, title in DPG_CATEGORIES.items()}
+    return {**categories, f"{reward}/score": "Overall"}
 
 
 SUITES: Final[Mapping[SuiteName, Suite]] = {
@@ -84,10 +102,15 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
     ),
     "dpg": Suite(
         rewards={"dpg": {}},
-        shown={
-            **{f"dpg/{category}": title for category, title in DPG_CATEGORIES.items()},
-            "dpg/score": "Overall",
-        },
+        shown=_of_questions("dpg"),
+        samples_per_prompt=4,
+        num_prompts=1065,
+        columns=DPG_COLUMNS,
+        factor=100,
+    ),
+    "dpg-blip": Suite(
+        rewards={"dpg_blip": {}},
+        shown=_of_questions("dpg_blip"),
         samples_per_prompt=4,
         num_prompts=1065,
         columns=DPG_COLUMNS,
@@ -97,7 +120,9 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
         rewards={
             "blip_vqa": {},
             "clipscore": {"counts": "cosine", "text_column": None, "antialias": True},
+            "judged_kinds": {"takes": "images"},
         },
+        if_named=frozenset({"judged_kinds"}),
         models={"clipscore": _B32},
         shown=_of_kinds(COMPBENCH_KINDS, "category"),
         samples_per_prompt=10,
@@ -123,7 +148,9 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
                 "antialias": True,
                 "frame_stride": 1,
             },
+            "judged_kinds": {"takes": "videos"},
         },
+        if_named=frozenset({"judged_kinds"}),
         models={"subject_consistency": {}, "consistency": _B32, "aesthetic": {}, "clipscore": _B32},
         shown=_of_kinds(VBENCH_KINDS, "dimension"),
         samples_per_prompt=5,
@@ -150,24 +177,27 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
 }
 
 
-def rewards_for(name: str, suite: Suite, prompts: Sequence[Prompt]) -> list[str]:
+def rewards_for(
+    name: str, suite: Suite, prompts: Sequence[Prompt], named: Collection[str] = ()
+) -> list[str]:
     """Return the rewards of a suite that judge some of the prompts.
 
     Args:
         name: what the suite is called in errors.
         suite: that judges prompts by their kinds.
         prompts: that are to be sampled.
+        named: rewards that settings name.
 
     Raises:
         ConfigError: some are of kinds that it does not judge, or lack the text that they are
             compared with.
     """
-    column, judges = suite.kind_column or "", suite.judges
+    column, judges = suite.kind_column or "", suite.judges_with(named)
     kinds = [kinds_of(prompt.metadata, column) for prompt in prompts]
     others = [prompt for prompt, own in zip(prompts, kinds, strict=True) if not judges.keys() & own]
     if others:
         first = ", ".join(
-            f"{shown(kind)} (which needs {suite.without[kind]})"
+            f"{shown(kind)} (which needs {suite.needs_for(kind)})"
             if kind in suite.without
             else shown(kind)
             for kind in kinds_of(others[0].metadata, column)

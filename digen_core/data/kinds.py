@@ -12,7 +12,11 @@ COMPBENCH_KINDS: Final[Mapping[str, str]] = {
     "color": "Color",
     "shape": "Shape",
     "texture": "Texture",
+    "spatial": "Spatial (judged)",
+    "3d_spatial": "3D-spatial (judged)",
+    "numeracy": "Numeracy (judged)",
     "non_spatial": "Non-spatial",
+    "complex": "Complex (judged)",
 }
 """T2I-CompBench's categories that digen judges, in the order of its tables, and their titles."""
 
@@ -24,6 +28,12 @@ VBENCH_KINDS: Final[Mapping[str, str]] = {
     "background_consistency": "Background consistency",
     "temporal_flickering": "Temporal flickering",
     "aesthetic_quality": "Aesthetic quality",
+    "object_class": "Object class (judged)",
+    "multiple_objects": "Multiple objects (judged)",
+    "human_action": "Human action (judged)",
+    "color": "Color (judged)",
+    "spatial_relationship": "Spatial relationship (judged)",
+    "scene": "Scene (judged)",
     "appearance_style": "Appearance style",
 }
 """VBench's dimensions that digen judges, in the order of its tables, and their titles."""
@@ -38,6 +48,17 @@ JUDGED: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "consistency": {"dimension": ("background_consistency",)},
     "temporal_flickering": {"dimension": ("temporal_flickering",)},
     "aesthetic": {"dimension": ("aesthetic_quality",)},
+    "judged_kinds": {
+        "category": ("spatial", "3d_spatial", "numeracy", "complex"),
+        "dimension": (
+            "object_class",
+            "multiple_objects",
+            "human_action",
+            "color",
+            "spatial_relationship",
+            "scene",
+        ),
+    },
 }
 """Kinds of prompts that are judged by types of rewards, by the column that says the kind."""
 

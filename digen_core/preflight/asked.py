@@ -66,6 +66,20 @@ def check_questions(name: str, columns: Sequence[str], prompts: list[Prompt]) ->
     check_prompts(name, prompts, lambda prompt: questions_of(prompt.metadata))
 
 
+def check_kinds(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
+    """Check that prompts are of kinds about which something is asked, and say what by."""
+    from digen_core.rewards.kind_questions.texts import KINDS, kind_of, questions_of
+
+    check_prompts(name, prompts, lambda prompt: questions_of(prompt.text, prompt.metadata))
+    if not any(kind_of(prompt.metadata) for prompt in prompts):
+        known = "; ".join(f"{column}: {', '.join(kinds)}" for column, kinds in KINDS.items())
+        raise ConfigError(
+            f"the reward {name!r} asks about none of the prompts: of prompts.metadata_columns "
+            f"{list(columns)} none says a kind that it knows ({known}); name the column, or use "
+            "another reward"
+        )
+
+
 def check_phrases(name: str, columns: Sequence[str], prompts: list[Prompt]) -> None:
     """Check that each prompt comes with its noun phrases."""
     from digen_core.rewards.blip.phrases import COLUMN, questions_of

@@ -8,7 +8,7 @@ from digen_core.config.rewards.clip import ClipConfig, SubjectConsistencyConfig
 from digen_core.config.rewards.preferences import AestheticConfig, ImageRewardConfig
 from digen_core.config.rewards.reward_models import HeadConfig, Hps3Config
 from digen_core.config.rewards.servers import ServerReward
-from digen_core.config.rewards.verifiers import BlipVqaConfig, GenevalConfig
+from digen_core.config.rewards.verifiers import BlipReward, GenevalConfig
 from digen_core.errors import ConfigError
 from digen_core.preflight.hub import check_source
 
@@ -43,7 +43,7 @@ def check_files(name: str, reward: RewardConfig, *, here: bool) -> None:
         )
     if isinstance(reward, GenevalConfig):
         _check_model(name, "detector", reward.detector, reward.detector_revision, here=here)
-    if isinstance(reward, BlipVqaConfig | SubjectConsistencyConfig):
+    if isinstance(reward, BlipReward | SubjectConsistencyConfig):
         _check_model(name, "path", reward.path, reward.revision, here=here)
     if isinstance(reward, ImageRewardConfig):
         _check_image_reward(name, reward, here=here)

@@ -38,6 +38,7 @@ _QUICK: Final = frozenset(
         "remote",
         "judge",
         "dpg",
+        "judged_kinds",
         "pairwise",
     )
 )

@@ -21,11 +21,19 @@ from digen_core.config.rewards.judge_template import (
     load_pair_template,
     load_template,
 )
-from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig, VlmReward
+from digen_core.config.rewards.judges import (
+    DpgConfig,
+    JudgeConfig,
+    JudgedKindsConfig,
+    PairwiseConfig,
+    QuestionsReward,
+    VlmReward,
+)
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.reward_models import HeadConfig
 from digen_core.config.rewards.verifiers import (
     BlipVqaConfig,
+    DpgBlipConfig,
     GenevalConfig,
     OcrConfig,
     ShapesEditConfig,
@@ -36,6 +44,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
 from digen_core.preflight.asked import (
     check_compared_texts,
+    check_kinds,
     check_phrases,
     check_prompts,
     check_questions,
@@ -92,13 +101,22 @@ def _check_asked(name: str, reward: RewardConfig, config: RunConfig, prompts: li
         check_wanted_objects(name, columns, prompts)
     if isinstance(reward, VlmReward):
         _check_template(name, reward, columns)
-    if isinstance(reward, DpgConfig):
-        check_questions(name, columns, prompts)
-    if isinstance(reward, BlipVqaConfig):
-        check_phrases(name, columns, prompts)
     if isinstance(reward, HeadConfig):
         _check_head_template(name, reward)
         check_prompts(name, prompts, lambda prompt: check_prompt(prompt.text))
+    _check_questions(name, reward, columns, prompts)
+
+
+def _check_questions(
+    name: str, reward: RewardConfig, columns: Sequence[str], prompts: list[Prompt]
+) -> None:
+    """Check that prompts come with what questions about their samples are made of."""
+    if isinstance(reward, DpgConfig | DpgBlipConfig):
+        check_questions(name, columns, prompts)
+    if isinstance(reward, JudgedKindsConfig):
+        check_kinds(name, columns, prompts)
+    if isinstance(reward, BlipVqaConfig):
+        check_phrases(name, columns, prompts)
 
 
 def _check_pool(name: str, reward: RewardConfig, cluster: ClusterConfig) -> None:
@@ -180,7 +198,7 @@ def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None
 def _template_of(reward: VlmReward) -> Template | PairTemplate:
     if isinstance(reward, PairwiseConfig):
         return load_pair_template(reward.template)
-    assert isinstance(reward, JudgeConfig | DpgConfig)
+    assert isinstance(reward, JudgeConfig | QuestionsReward)
     return load_template(reward.template)
 
 
@@ -188,7 +206,7 @@ def _check_template(name: str, reward: VlmReward, columns: Sequence[str]) -> Non
     """Check that a template can be read and filled in."""
     try:
         template, own = _template_of(reward), list[str]()
-        if isinstance(reward, DpgConfig):
+        if isinstance(reward, QuestionsReward):
             own = [QUESTION]
             if QUESTION not in template.columns():
                 raise ConfigError(f"{reward.template} asks nothing; put {{{QUESTION}}} into it")

@@ -13,11 +13,12 @@ from digen_core.rewards.clip.clipscore import ClipScore
 from digen_core.rewards.clip.hps import Hps
 from digen_core.rewards.clip.pickscore import PickScore
 from digen_core.rewards.clip.source_similarity import SourceSimilarity
-from digen_core.rewards.dpg.dpg import Dpg
+from digen_core.rewards.dpg.dpg import Dpg, DpgBlip
 from digen_core.rewards.geneval.geneval import Geneval
 from digen_core.rewards.jpeg import jpeg_compressibility, jpeg_incompressibility
 from digen_core.rewards.judge.judge import Judge
 from digen_core.rewards.judge.pairwise import Pairwise
+from digen_core.rewards.kind_questions.reward import JudgedKinds
 from digen_core.rewards.ocr import Ocr
 from digen_core.rewards.own import own_reward
 from digen_core.rewards.remote import Remote
@@ -53,6 +54,8 @@ REWARDS: dict[str, Callable[[Any, torch.device], RewardFn]] = {
     "remote": Remote,
     "judge": Judge,
     "dpg": Dpg,
+    "dpg_blip": DpgBlip,
+    "judged_kinds": JudgedKinds,
     "pairwise": Pairwise,
     "function": own_reward,
 }

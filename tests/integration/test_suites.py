@@ -111,6 +111,27 @@ vrd1,"A sign, lit.",,2,1,attribute,state,"attribute - other (sign, lit)",Is it l
 """
 
 
+def check_a_blip(run_dir, prompts, tmp_path):
+    """Have the questions answered by a BLIP in place of a server's model."""
+    from flows.evaluate_run import evaluate_run
+
+    blip = {"rewards.dpg_blip.path": write_blip_vqa(tmp_path / "blip")}
+    report = evaluate_run(str(run_dir), prompts, suite="dpg-blip", settings=blip)
+    assert (report.num_prompts, report.num_samples) == (2, 8)
+    yes = report.by_prompt["dpg_blip/entity_yes"]
+    assert report.rewards["dpg_blip/entity"] == pytest.approx((yes[0] + yes[1]) / 3)
+    assert report.rewards["dpg_blip/score"] == np.mean(report.by_prompt["dpg_blip/score"])
+    console = Console(width=100, record=True)
+    print_suite(report, SUITES["dpg-blip"], console)
+    _, heads, row = console.export_text().splitlines()
+    assert heads.split() == ["Global", "Entity", "Attribute", "Relation", "Other", "Overall"]
+    assert row.split()[-1] == f"{100 * report.rewards['dpg_blip/score']:.2f}"
+    (tmp_path / "empty").mkdir()
+    wrong = {"rewards.dpg_blip.path": str(tmp_path / "empty")}
+    with pytest.raises(UserError, match=r"^the BLIP model \S+empty cannot be loaded: Error no"):
+        evaluate_run(str(run_dir), prompts, suite="dpg-blip", settings=wrong)
+
+
 def test_a_run_is_judged_by_dpg_bench(tree, tmp_path, prefect_backend):
     """Held against the questions that a server was asked, and its answers to them."""
     from flows.evaluate_run import evaluate_run
@@ -157,6 +178,7 @@ def test_a_run_is_judged_by_dpg_bench(tree, tmp_path, prefect_backend):
     assert judged.evaluation.samples_per_prompt == 4
     with pytest.raises(UserError, match=r"the suite dpg: rewards\.dpg\.url: a value is missing"):
         judged_config(run_dir, Judging(prompts, suite="dpg"))
+    check_a_blip(run_dir, prompts, tmp_path)
 
 
 def phrased(category, prompt, *phrases):
@@ -169,7 +191,22 @@ PHRASED = [
     phrased("texture", "a big dog", "a big dog"),
     phrased("non_spatial", "a dog is looking at a cat"),
     phrased("non_spatial", "a cat is sitting on a bench"),
+    phrased("spatial", "a cat on a bench", "a cat", "a bench"),
+    phrased("numeracy", "two cats", "two cats"),
 ]
+
+
+def saying_by_chance(answers):
+    """Return what says yes or no to each question about each image, and notes it by question."""
+
+    def answer(request):
+        question, shown = texts_of(request)[1].split("---\n")[1].strip(), images_of(request)
+        seen = b"".join(image.tobytes() for image in shown[0])
+        is_yes = bool(crc32(seen + question.encode()) % 3)
+        answers.setdefault(question, {})[seen] = is_yes
+        return says(yes=0.9, no=0.1) if is_yes else says(yes=0.2, no=0.8)
+
+    return answer
 
 
 @pytest.mark.operation
@@ -183,20 +220,44 @@ def test_a_run_is_judged_by_t2i_compbench(tree, tmp_path, prefect_backend):
     post_train(RunConfig.model_validate(merged(tree, {"num_iterations": 1})))
     run_dir, settings = str(only_run(tree)), {"rewards.blip_vqa.path": blip}
     settings["rewards.clipscore.path"] = write_clip(tmp_path / "clip")
-    report = evaluate_run(run_dir, str(prompts), suite="t2i-compbench", settings=settings)
-    assert (report.num_prompts, report.num_samples) == (5, 50)
+    answers: dict[str, dict[bytes, bool]] = {}
+    with judging(saying_by_chance(answers)) as server:
+        judge = {"rewards.judged_kinds.url": server.url, "rewards.judged_kinds.model": MODEL}
+        report = evaluate_run(
+            run_dir, str(prompts), suite="t2i-compbench", settings={**settings, **judge}
+        )
+        assert len(server.requests) == 10 * (3 + 1), "of the spatial prompt, and of numeracy's"
+    assert (report.num_prompts, report.num_samples) == (7, 70)
     scores, cosines = (report.by_prompt[f"{own}/score"] for own in ("blip_vqa", "clipscore"))
     assert len(set(scores[:3])) == 3
-    expected = {"blip_vqa/color": (scores[0] + scores[1]) / 2, "blip_vqa/texture": scores[2]}
-    expected["clipscore/non_spatial"] = (cosines[3] + cosines[4]) / 2
+    cat, bench, where = (answers[text] for text in (
+        "Can this be seen: a cat?", "Can this be seen: a bench?",
+        "Is this where things are: a cat on a bench?",
+    ))  # fmt: skip
+    shares = [(cat[x] + bench[x] + (cat[x] and bench[x] and where[x])) / 3 for x in cat]
+    counted = answers["Are there exactly so many: two cats?"]
+    expected = {
+        "blip_vqa/color": (scores[0] + scores[1]) / 2,
+        "blip_vqa/texture": scores[2],
+        "judged_kinds/spatial": np.mean(shares),
+        "judged_kinds/numeracy": np.mean(list(counted.values())),
+        "clipscore/non_spatial": (cosines[3] + cosines[4]) / 2,
+    }
+    assert 0 < expected["judged_kinds/spatial"] < 1
     assert {name: report.rewards[name] for name in expected} == pytest.approx(expected)
     assert "blip_vqa/shape" not in report.rewards
     assert report.standard_error("blip_vqa/color") > 0
     console = Console(width=100, record=True)
     print_suite(report, SUITES["t2i-compbench"], console)
-    _, heads, row, *left_out = console.export_text().splitlines()
-    assert heads.split() == ["Color", "Shape", "Texture", "Non-spatial"]
-    assert " ".join(left_out).startswith("left out, and the models that it needs: spatial (UniDe")
+    _, heads, row, *others = console.export_text().splitlines()
+    titles = "Color Shape Texture Spatial (judged) Numeracy (judged) Non-spatial"
+    assert " ".join(heads.split()) == titles
+    said = " ".join(" ".join(others).split())
+    assert said.startswith(
+        "judged by a model's answers, and what published numbers are by: spatial (UniDet), "
+        "numeracy (UniDet) left out, and the models that it needs: 3d_spatial (UniDet and a model "
+        "of depth, or judged_kinds), complex"
+    )
     assert row.split() == [f"{value:.4f}" for value in expected.values()]
 
     prompts.write_text(json.dumps(phrased("spatial", "a cat on a bench", "a cat", "a bench")))
@@ -220,6 +281,36 @@ DIMENSIONS = [
         "a cat, oil paint", "appearance_style", appearance_style={"appearance_style": "oil paint"}
     ),
 ]
+
+
+BIRDS = of_dimensions(
+    "a bird and a cat", "multiple_objects", multiple_objects={"object": "bird and cat"}
+)
+
+
+def check_judged_dimensions(run_dir, prompts, settings):
+    """Have a judge answer for dimensions beside those that no judge is needed for."""
+    from flows.evaluate_run import evaluate_run
+
+    prompts.write_text(json.dumps([DIMENSIONS[1], BIRDS]))
+    answers: dict[str, dict[bytes, bool]] = {}
+    with judging(saying_by_chance(answers)) as server:
+        settings |= {"rewards.judged_kinds.url": server.url, "rewards.judged_kinds.model": MODEL}
+        report = evaluate_run(run_dir, str(prompts), suite="vbench", settings=settings)
+        assert {len(images_of(request)[0]) for request in server.requests} == {2}, "frames"
+    bird, cat = (answers[f"Can this be seen: {thing}?"] for thing in ("bird", "cat"))
+    found = {
+        "judged_kinds/scene": np.mean(list(answers["Is this the scene: alley?"].values())),
+        "judged_kinds/multiple_objects": np.mean([bird[x] and cat[x] for x in bird]),
+        "consistency/background_consistency": report.by_prompt["consistency/score"][0],
+    }
+    assert {name: report.rewards[name] for name in found} == pytest.approx(found)
+    assert len(bird) == 5
+    console = Console(width=200, record=True)
+    print_suite(report, SUITES["vbench"], console)
+    text = " ".join(console.export_text().split())
+    assert "Multiple objects (judged) Scene (judged)" in text
+    assert "published numbers are by: multiple_objects (GRiT), scene (Tag2Text) left out" in text
 
 
 @pytest.mark.operation
@@ -251,7 +342,8 @@ def test_a_run_is_judged_by_vbench(tree, tmp_path, prefect_backend):
     }
     report = evaluate_run(str(only_run(tree)), str(prompts), suite="vbench", settings=settings)
     assert (report.num_prompts, report.num_samples) == (6, 30)
-    means = {name: report.by_prompt[f"{name}/score"] for name in SUITES["vbench"].rewards}
+    own = SUITES["vbench"].judges_with(()).values()
+    means = {name: report.by_prompt[f"{name}/score"] for name in own}
     clips = means["consistency"]
     expected = {
         "subject_consistency/subject_consistency": means["subject_consistency"][0],
@@ -271,6 +363,8 @@ def test_a_run_is_judged_by_vbench(tree, tmp_path, prefect_backend):
     values[3] /= 10  # a tenth of the reward's
     assert text[3].split() == [f"{value:.2f}" for value in values]
     assert "the static filter of temporal_flickering (RAFT)" in " ".join(text[4:])
+    assert "(judged)" not in console.export_text()
+    check_judged_dimensions(str(only_run(tree)), prompts, settings)
 
 
 def test_the_table_of_dpg_bench_is_in_percent():

@@ -29,7 +29,12 @@ from digen_core.config.rewards.clip import (
     SubjectConsistencyConfig,
 )
 from digen_core.config.rewards.given import GivenConfig
-from digen_core.config.rewards.judges import DpgConfig, JudgeConfig, PairwiseConfig
+from digen_core.config.rewards.judges import (
+    DpgConfig,
+    JudgeConfig,
+    JudgedKindsConfig,
+    PairwiseConfig,
+)
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.rewards.pixels import (
     JpegCompressibilityConfig,
@@ -48,6 +53,7 @@ from digen_core.config.rewards.reward_models import Hps3Config, VideoRewardConfi
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.rewards.verifiers import (
     BlipVqaConfig,
+    DpgBlipConfig,
     GenevalConfig,
     OcrConfig,
     ShapesConfig,
@@ -69,6 +75,7 @@ CalledConfig = (
     | AestheticConfig
     | GenevalConfig
     | BlipVqaConfig
+    | DpgBlipConfig
     | ConsistencyConfig
     | SubjectConsistencyConfig
     | TemporalFlickeringConfig
@@ -77,6 +84,7 @@ CalledConfig = (
     | RemoteConfig
     | JudgeConfig
     | DpgConfig
+    | JudgedKindsConfig
     | PairwiseConfig
     | FunctionConfig
 )

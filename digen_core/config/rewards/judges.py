@@ -57,10 +57,8 @@ class JudgeConfig(VlmReward):
     """Requests about a sample before it has no score."""
 
 
-class DpgConfig(VlmReward):
-    """The questions that come with a prompt, as DPG-Bench has them, answered by such a model."""
-
-    type: Literal["dpg"] = "dpg"
+class QuestionsReward(VlmReward):
+    """Yes-no questions about a sample that a model behind a server answers."""
 
     sees: ClassVar[Sees] = "samples"
 
@@ -70,6 +68,18 @@ class DpgConfig(VlmReward):
 
     max_attempts: int = Field(4, ge=1, le=100)
     """Requests about a question before its sample has no score."""
+
+
+class DpgConfig(QuestionsReward):
+    """The questions that come with a prompt, as DPG-Bench has them, answered by such a model."""
+
+    type: Literal["dpg"] = "dpg"
+
+
+class JudgedKindsConfig(QuestionsReward):
+    """Questions made of a prompt's kind, for which VBench and T2I-CompBench have detectors."""
+
+    type: Literal["judged_kinds"] = "judged_kinds"
 
 
 class PairwiseConfig(VlmReward):

@@ -33,13 +33,8 @@ class OcrConfig(ImageReward):
     """Lines that the engine is less sure of are taken as unread."""
 
 
-class BlipVqaConfig(ImageReward):
-    """Whether the image shows each noun phrase of its prompt, as a BLIP says that is asked.
-
-    The score of T2I-CompBench's attributes.
-    """
-
-    type: Literal["blip_vqa"] = "blip_vqa"
+class BlipReward(ImageReward):
+    """A BLIP that answers questions about images."""
 
     path: PathText = "Salesforce/blip-vqa-base"
     """Folder or hub id of the model and its processor, loaded with from_pretrained."""
@@ -56,6 +51,21 @@ class BlipVqaConfig(ImageReward):
 
     batch_size: int = Field(32, ge=1)
     """Images seen, and questions asked, at once."""
+
+
+class BlipVqaConfig(BlipReward):
+    """Whether the image shows each noun phrase of its prompt, as a BLIP says that is asked.
+
+    The score of T2I-CompBench's attributes.
+    """
+
+    type: Literal["blip_vqa"] = "blip_vqa"
+
+
+class DpgBlipConfig(BlipReward):
+    """The questions that come with a prompt, as DPG-Bench has them, answered by a BLIP."""
+
+    type: Literal["dpg_blip"] = "dpg_blip"
 
 
 class GenevalConfig(ImageReward, ClipConfig):

@@ -23,6 +23,15 @@ def questions_of(row: Mapping[str, Any]) -> list[str]:
     Raises:
         ValueError: its phrases are no list of texts.
     """
+    return [in_words_of_blip(f"{phrase}?") for phrase in phrases_of(row)]
+
+
+def phrases_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the noun phrases of a prompt's row that are asked about.
+
+    Raises:
+        ValueError: its phrases are no list of texts.
+    """
     phrases = row.get(COLUMN)
     if not isinstance(phrases, list):
         raise ValueError(
@@ -32,9 +41,10 @@ def questions_of(row: Mapping[str, Any]) -> list[str]:
     for phrase in phrases:
         if not isinstance(phrase, str) or not phrase.strip():
             raise ValueError(f"its {COLUMN!r} has {shown(phrase, 80)}; each must be a text")
-    return [_question(phrase) for phrase in phrases[:MOST_PHRASES]]
+    return phrases[:MOST_PHRASES]
 
 
-def _question(phrase: str) -> str:
-    words = f"{phrase}?".lower().translate(_LEFT_OUT).rstrip(" ").split(" ")
+def in_words_of_blip(question: str) -> str:
+    """Return a question as BLIP was trained with: of small letters, and few signs and words."""
+    words = question.lower().translate(_LEFT_OUT).rstrip(" ").split(" ")
     return " ".join(words[:MOST_WORDS])

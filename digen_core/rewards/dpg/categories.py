@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from digen_core.config.rewards import RewardConfig
 from digen_core.config.rewards.judges import DpgConfig
+from digen_core.config.rewards.verifiers import DpgBlipConfig
 from digen_core.data.prompts import Prompt
 from digen_core.data.published import DPG_CATEGORIES
 from digen_core.rewards.dpg.questions import questions_of
@@ -32,7 +33,7 @@ def category_shares(
         ``NAME/CATEGORY`` for each category that there is; nothing of a reward whose failure does
         not end the run, as it has a score only.
     """
-    names = [name for name, own in rewards.items() if isinstance(own, DpgConfig)]
+    names = [name for name, own in rewards.items() if isinstance(own, DpgConfig | DpgBlipConfig)]
     names = [name for name in names if f"{name}/{next(iter(DPG_CATEGORIES))}_yes" in by_prompt]
     if not names:
         return {}

@@ -1,28 +1,23 @@
 """DPG-Bench's score of images: the share of a prompt's questions that a model answers with yes."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Final
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from digen_core.config.rewards.judge_template import QUESTION, load_template
 from digen_core.config.rewards.judges import DpgConfig
+from digen_core.config.rewards.verifiers import DpgBlipConfig
 from digen_core.data.prompts import Metadata
 from digen_core.data.published import DPG_CATEGORIES
-from digen_core.rewards.attempts import PartialError, PermanentError
+from digen_core.rewards.attempts import PermanentError
+from digen_core.rewards.blip.answers import BlipAnswers
+from digen_core.rewards.blip.phrases import in_words_of_blip
+from digen_core.rewards.dpg.asking import YES, QuestionAsker, is_yes, require_answers
 from digen_core.rewards.dpg.questions import Question, questions_of, score_of
-from digen_core.rewards.judge.answers import scores_in
-from digen_core.rewards.judge.asking import Asker, Outcome
-from digen_core.rewards.judge.judge import shown_sources
-
-YES: Final = 0.5
-"""A template's score above which the answer is yes."""
 
 
 class Dpg:
-    """Scores samples by asking a model each question that comes with their prompts."""
+    """Scores samples by asking a model behind a server each question of their prompts."""
 
     def __init__(self, config: DpgConfig, device: torch.device) -> None:
         """Read the template; open no connection yet.
@@ -35,8 +30,7 @@ class Dpg:
             UserError: the template or the url cannot be used, or the token's environment variable
                 is not set.
         """
-        self._config, self._template = config, load_template(config.template)
-        self._asker = Asker(config, self._template, scores_in, "questions")
+        self._asker = QuestionAsker(config)
 
     def __call__(
         self,
@@ -64,41 +58,49 @@ class Dpg:
             UserError: the template names a column that the metadata have not, or there are no
                 sources for it to show.
         """
-        videos = samples if samples.ndim == 5 else samples[:, None]
-        before = shown_sources(self._template, self._config.template, sources, more_sources)
         questions = [_asked(row) for row in metadata]
-        bodies = [
-            partial(
-                self._asker.about,
-                videos[index],
-                None if before is None else before[index],
-                *self._template.texts(prompts[index], {**metadata[index], QUESTION: own.text}),
-            )
-            for index, several in enumerate(questions)
-            for own in several
-        ]
-        outcomes = iter(self._asker.outcomes(bodies))
-        answers = [[next(outcomes) for _ in several] for several in questions]
-        pairs = [
-            (several, [isinstance(own, Mapping) and own["score"] > YES for own in of_them])
-            for several, of_them in zip(questions, answers, strict=True)
-        ]
-        columns = {
-            "score": [score_of(*pair) for pair in pairs],
-            **{f"{name}_yes": [_num_yes(*pair, name) for pair in pairs] for name in DPG_CATEGORIES},
-        }
-        found = {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items()}
-        _require_answers(answers, found["score"])
+        about = samples, prompts, metadata, questions, sources, more_sources
+        answers = self._asker.answers(*about)
+        found = _columns(questions, [[is_yes(own) for own in of_them] for of_them in answers])
+        require_answers(answers, found["score"])
         return found
 
 
-def _require_answers(answers: Sequence[Sequence[Outcome | None]], scores: Tensor) -> None:
-    """Check that each question was answered; the others have no part in the scores, [B]."""
-    errors = [own for of_them in answers for own in of_them if isinstance(own, Exception)]
-    lacking = [not all(isinstance(own, Mapping) for own in of_them) for of_them in answers]
-    if any(lacking):
-        there = torch.where(torch.tensor(lacking), torch.nan, scores)
-        raise PartialError(str(errors[0]), there) from errors[0]
+class DpgBlip:
+    """Scores images by asking a BLIP of this process each question of their prompts."""
+
+    def __init__(self, config: DpgBlipConfig, device: torch.device) -> None:
+        """Load model and processor.
+
+        Raises:
+            ConfigError: one of them cannot be loaded, or knows neither yes nor no.
+        """
+        self._blip = BlipAnswers(config, device)
+
+    def __call__(
+        self, images: Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]
+    ) -> dict[str, Tensor]:
+        """Score images [B, 3, H, W]: the components of `Dpg`, float64 [B].
+
+        Raises:
+            PermanentError: a row has no questions.
+        """
+        questions = [_asked(row) for row in metadata]
+        texts = [[in_words_of_blip(own.text) for own in several] for several in questions]
+        answers = self._blip.probabilities(images, texts)
+        return _columns(questions, [[own > YES for own in of_them] for of_them in answers])
+
+
+def _columns(
+    questions: Sequence[Sequence[Question]], yes: Sequence[Sequence[bool]]
+) -> dict[str, Tensor]:
+    """Return the components of B samples, of what was answered yes to the questions about each."""
+    pairs = list(zip(questions, yes, strict=True))
+    columns = {
+        "score": [score_of(*pair) for pair in pairs],
+        **{f"{name}_yes": [_num_yes(*pair, name) for pair in pairs] for name in DPG_CATEGORIES},
+    }
+    return {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items()}
 
 
 def _num_yes(questions: Sequence[Question], yes: Sequence[bool], category: str) -> int:

@@ -694,6 +694,25 @@ def test_a_prompt_without_questions_and_a_template_that_asks_none_are_refused(jo
     )
 
 
+def test_prompts_of_which_no_kind_is_asked_about_are_refused(job, refused):
+    reward = "{url='http://127.0.0.1:1/v1',model='m'%s}"
+    asked = ["train", "job.toml", "--rewards.judged_kinds"]
+    assert refused([*asked, reward % ""]).startswith(
+        "the reward 'judged_kinds' asks about none of the prompts: of prompts.metadata_columns [] "
+        "none says a kind that it knows (category: spatial, 3d_spatial, numeracy, complex; dime"
+    )
+    assert refused([*asked, reward % ",template='digen:judges/alignment.toml'"]) == (
+        "rewards.judged_kinds.template: digen:judges/alignment.toml asks nothing; put {question} "
+        "into it"
+    )
+
+
+def test_prompts_without_questions_for_a_blip_are_refused(job, refused):
+    assert refused(["train", "job.toml", "--rewards.dpg_blip", "1"]).startswith(
+        "the reward 'dpg_blip' is told by the columns proposition_id, dependency, tuple, question_"
+    )
+
+
 def test_prompts_without_noun_phrases_are_refused(job, refused):
     assert refused(["train", "job.toml", "--rewards.blip_vqa", "1"]) == (
         "the reward 'blip_vqa' is told by the column phrases what a prompt asks for, but "

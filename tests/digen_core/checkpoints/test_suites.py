@@ -23,10 +23,10 @@ COMPBENCH = (
 STYLE = {"appearance_style": {"appearance_style": "oil painting"}}
 
 
-def prompts_of(name, *kinds, **row):
+def prompts_of(name, *kinds, named=(), **row):
     column = SUITES[name].kind_column
     rows = [Prompt("a", {**row, column: kind}, origin=f"line {n}") for n, kind in enumerate(kinds)]
-    return rewards_for(f"suite {name}", SUITES[name], rows)
+    return rewards_for(f"suite {name}", SUITES[name], rows, named)
 
 
 @pytest.mark.parametrize(("name", "published"), [("vbench", VBENCH), ("t2i-compbench", COMPBENCH)])
@@ -34,7 +34,12 @@ def test_each_published_kind_is_judged_or_left_out(name, published):
     suite = SUITES[name]
     left_out = {kind for kind in suite.without if kind.isidentifier() or kind[0].isdigit()}
     assert left_out | suite.judges.keys() == set(published)
-    assert not left_out & suite.judges.keys()
+    assert left_out.isdisjoint(suite.judges_with(()))
+    by_name = {kind for kind, own in suite.judges.items() if own == "judged_kinds"}
+    assert suite.judges_with(["judged_kinds"]).keys() - suite.judges_with(()).keys() == by_name
+    assert by_name <= left_out, "what the published number is by is said of each"
+    titles = [suite.shown[f"judged_kinds/{kind}"] for kind in by_name]
+    assert all(title.endswith(" (judged)") for title in titles)
     assert list(suite.shown) == [
         f"{suite.judges[kind]}/{kind}" for kind in published if kind in suite.judges
     ]
@@ -47,6 +52,12 @@ def test_only_rewards_are_asked_that_judge_a_prompt():
     assert prompts_of("t2i-compbench", "non_spatial") == ["clipscore"]
     found = prompts_of("vbench", ["appearance_style"], auxiliary_info=STYLE)
     assert found == ["clipscore"]
+    judge = {"named": ["judged_kinds"]}
+    assert prompts_of("vbench", *kinds, **judge) == [
+        "subject_consistency", "consistency", "judged_kinds",
+    ]  # fmt: skip
+    assert prompts_of("vbench", ["temporal_flickering"], **judge) == ["temporal_flickering"]
+    assert prompts_of("t2i-compbench", "complex", "numeracy", **judge) == ["judged_kinds"]
 
 
 @pytest.mark.parametrize(
@@ -56,15 +67,20 @@ def test_only_rewards_are_asked_that_judge_a_prompt():
             "vbench",
             [["temporal_flickering"], ["color"], ["dynamic_degree", "new"]],
             "2 of 3 prompts are of a kind that the suite vbench does not judge, the first (line 1) "
-            "having the dimension 'color' (which needs GRiT); keep those of subject_consistency, "
-            "background_consistency, temporal_flickering, aesthetic_quality, appearance_style",
+            "having the dimension 'color' (which needs GRiT, or judged_kinds); keep those of "
+            "subject_consistency, background_consistency, temporal_flickering, aesthetic_quality, "
+            "appearance_style",
         ),
         (
             "vbench",
             [["dynamic_degree", "new"]],
             "the dimension 'dynamic_degree' (which needs RAFT), 'new'; keep those of",
         ),
-        ("t2i-compbench", ["spatial"], "the category 'spatial' (which needs UniDet); keep those"),
+        (
+            "t2i-compbench",
+            ["spatial"],
+            "the category 'spatial' (which needs UniDet, or judged_kinds",
+        ),
         ("t2i-compbench", ["complex"], "'complex' (which needs UniDet, as one of three scores"),
         ("t2i-compbench", [None], "the category None; keep those of color, shape, texture, non_"),
         (

@@ -3,7 +3,7 @@
 import pytest
 
 from digen_core.config.rewards.clip import SubjectConsistencyConfig
-from digen_core.config.rewards.verifiers import BlipVqaConfig
+from digen_core.config.rewards.verifiers import BlipVqaConfig, DpgBlipConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
@@ -41,7 +41,7 @@ def test_image_reward_that_cannot_be_had_is_told(tmp_path, monkeypatch):
         checked({"path": folder, "tokenizer": "other"})
 
 
-@pytest.mark.parametrize("config", [BlipVqaConfig, SubjectConsistencyConfig])
+@pytest.mark.parametrize("config", [BlipVqaConfig, DpgBlipConfig, SubjectConsistencyConfig])
 def test_a_model_that_cannot_be_had_is_told(tmp_path, monkeypatch, config):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -150,7 +150,7 @@ def test_on_a_running_cluster_everything_is(config_of):
 def test_each_reward_is_either_quick_or_loads_a_model():
     with_models = {"clipscore", "pickscore", "hps", "aesthetic", "geneval", "consistency"}
     with_models |= {"source_similarity", "image_reward", "hps3", "video_reward", "blip_vqa"}
-    with_models |= {"subject_consistency"}
+    with_models |= {"subject_consistency", "dpg_blip"}
     assert REWARD_TYPES.keys() - reward_probe._QUICK == with_models | {
         *("function", "ranked", "given")
     }

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from digen_core.config.rewards.verifiers import BlipVqaConfig
+from digen_core.config.rewards.verifiers import BlipVqaConfig, DpgBlipConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.attempts import PermanentError
+from digen_core.rewards.blip.answers import BlipAnswers
 from digen_core.rewards.blip.phrases import questions_of
 from digen_core.rewards.blip.vqa import BlipVqa
+from digen_core.rewards.dpg.dpg import DpgBlip
 from digen_core.rewards.pixels import as_pixels
 from support.tiny_models import BLIP_WORDS, write_blip_vqa
 
@@ -96,6 +98,49 @@ def test_rows_without_phrases_are_refused(folder, row, message):
         BlipVqa(BlipVqaConfig(path=folder), CPU)(IMAGES[:1], ["a"], [row])
 
 
+def between(folder, out, probabilities):
+    """Write a BLIP that finds yes so much likelier that it says so about half as often as not."""
+    from transformers import BlipForQuestionAnswering, BlipProcessor
+
+    middle = float(np.mean(sorted(probabilities)[1:3]))
+    model = BlipForQuestionAnswering.from_pretrained(folder)
+    with torch.no_grad():
+        bias = model.text_decoder.cls.predictions.bias
+        bias[BLIP_WORDS.index("yes")] -= math.log(middle / (1 - middle))
+    model.save_pretrained(out)
+    BlipProcessor.from_pretrained(folder).save_pretrained(out)
+    return str(out)
+
+
+def test_dpg_bench_is_answered_by_the_same_model(folder, tmp_path):
+    """A question is answered yes where yes is the likelier; what depends on a no counts as no."""
+    names = "proposition_id", "dependency", "tuple", "question_natural_language"
+    texts = ("A cat?", "A red DOG?", "a green bench?", "a big cat, red?", "no dog?")
+    rows = [
+        dict(zip(names, own, strict=True))
+        for own in [
+            ([1, 2, 3], ["0", "1", "0"], ["entity - (a)"] * 2 + ["global (b)"], [*texts[:3]]),
+            ([1, 2], ["0", "0"], ["attribute (c)", "other (d)"], [*texts[3:]]),
+        ]
+    ]
+    images, asked = IMAGES[:2], [[text.lower() for text in row[names[3]]] for row in rows]
+    first = BlipAnswers(BlipVqaConfig(path=folder), CPU).probabilities(images, asked)
+    own = between(folder, tmp_path, [each for few in first for each in few])
+    answers = BlipAnswers(BlipVqaConfig(path=own), CPU).probabilities(images, asked)
+    for image, texts, found in zip(as_pixels(images), asked, answers, strict=True):
+        expected = [probability(own, image, text) for text in texts]
+        assert found == pytest.approx(expected, rel=1e-5)
+    yes = [[own > 0.5 for own in of_them] for of_them in answers]
+    assert {own for of_them in yes for own in of_them} == {True, False}
+    found = DpgBlip(DpgBlipConfig(path=own), CPU)(images, ["x", "y"], rows)
+    (cat, dog, bench), (big, no) = yes
+    assert found["score"].tolist() == [(cat + (cat and dog) + bench) / 3, (big + no) / 2]
+    assert found["entity_yes"].tolist() == [cat + dog, 0]
+    assert found["other_yes"].tolist() == [0, no]
+    with pytest.raises(PermanentError, match="each must be a list of one value"):
+        DpgBlip(DpgBlipConfig(path=folder), CPU)(images[:1], ["x"], [{}])
+
+
 def test_a_model_that_cannot_answer_is_told(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"^the BLIP model \S+nowhere cannot be loaded: "):
         BlipVqa(BlipVqaConfig(path=str(tmp_path / "nowhere")), CPU)
@@ -103,3 +148,5 @@ def test_a_model_that_cannot_answer_is_told(folder, tmp_path):
     path = write_blip_vqa(tmp_path, bos_token_id=last)  # no token is left for questions
     with pytest.raises(ConfigError, match=f"and bos_token_id is {last}; use Salesforce/blip-vqa"):
         BlipVqa(BlipVqaConfig(path=path), CPU)
+    with pytest.raises(ConfigError, match=r"^the BLIP model \S+nowhere cannot be loaded: "):
+        DpgBlip(DpgBlipConfig(path=str(tmp_path / "nowhere")), CPU)

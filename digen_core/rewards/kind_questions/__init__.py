@@ -1,0 +1,1 @@
+"""Questions about kinds of prompts for which published suites have detectors, asked of a judge."""
