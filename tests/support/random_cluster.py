@@ -139,7 +139,7 @@ class RandomCluster:
         joins: bool = False,
         leaves: int = 0,
         fits: int = 10**9,
-        late_odds=0.0,
+        late_odds: float = 0.0,
     ) -> None:
         """Run to the end.
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from typing import Any
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
@@ -35,7 +36,7 @@ LARGE = {"kind": "large", "count": 4, "tflops": 200, "capacity": 6 + CONTEXT}
 SMALL = {"kind": "small", "count": 4, "tflops": 100, "capacity": 3 + CONTEXT}
 
 
-def cluster_of(*groups: dict, network: float = 10.0, **others) -> Cluster:
+def cluster_of(*groups: dict[str, Any], network: float = 10.0, **others: Any) -> Cluster:
     tree = {"devices": groups, "network": network, "mfu_train": 0.5, "mfu_denoise": 1.0}
     return Cluster.model_validate(tree | others)
 
@@ -75,7 +76,7 @@ WHOLE_VERSIONS = replace(HEAVY, push_bytes=4 * 10**9)
 WEAK = {"kind": "weak", "count": 9, "tflops": 60, "capacity": 1.2 + CONTEXT, "site": "there"}
 
 
-def cluster_with(gbit: float, *groups: dict) -> Cluster:
+def cluster_with(gbit: float, *groups: dict[str, Any]) -> Cluster:
     """A cluster of two sites, here and there."""
     link = {"between": ("here", "there"), "gbit_per_second": gbit, "latency": 0.001}
     return cluster_of(*groups, links=(link,), network=1.0)

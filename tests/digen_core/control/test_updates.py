@@ -1,10 +1,15 @@
 """Several updates of an iteration: scenes by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from digen_core.control import protocol as p
 from digen_core.control.fragments import fragments_of
 from digen_core.control.generation import group_order
+from digen_core.control.iteration import Iteration
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Workload
 from support.random_cluster import TRAINED, make_controller, make_workload
 
 ORDER = [[1, 0]]  # group 1 is dealt to the first update
@@ -61,6 +66,23 @@ def test_the_first_update_is_made_while_the_second_ones_groups_are_generated():
     ]
     assert it.handle(p.VersionLoaded("trainer-0", 2)) == []
     assert it.handle(p.VersionLoaded("rollout-0", 2)) == [p.FinishIteration(0, updated=True)]
+
+
+@pytest.mark.parametrize("layout", ["tsp", "gap"])
+def test_samples_train_the_steps_of_the_epoch_by_hand(layout):
+    work = Workload(1, 2, 2, 4, 8, 2, num_updates=4, epochs=2, dealt_by="samples")
+    drawn = (0, 1), (2, 3), (1, 3), (0, 2)  # of two samples in the first epoch, and in the second
+    offer = p.IterationOffered(0, (0, 1, 2, 3), deal=work.deal([[0, 1], [1, 0]]))
+    for own_steps, last in (((drawn,), (drawn[3], drawn[2])), ((drawn[:2],), (drawn[1], drawn[0]))):
+        it = Iteration.begin(replace(offer, own_steps=own_steps), (0,), work)
+        it.add_pairs(0, (0, 1), work, LAYOUTS[layout])
+        pools = [it.pool, *(it.later[update] for update in (1, 2, 3))]
+        found = [
+            [(sample, block.step) for block in pool.blocks for sample in block.samples]
+            for pool in pools
+        ]
+        samples = zip((0, 1, 1, 0), (drawn[0], drawn[1], *last), strict=True)
+        assert found == [[(sample, step) for step in steps] for sample, steps in samples]
 
 
 def between():

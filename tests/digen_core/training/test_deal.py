@@ -27,6 +27,7 @@ def test_groups_by_hand():
     deal = Deal.of([[2, 0, 3, 1], [1, 2, 3, 0]], num_updates=4, num_groups=4, trained_per_group=2)
     assert deal.updates == (((0, 3),) * 2, ((1, 2),) * 2, ((0, 2),) * 2, ((1, 3),) * 2)
     assert deal.epochs == 2
+    assert [deal.epoch_of(update) for update in range(4)] == [0, 0, 1, 1]
     assert [[deal.trains(u, g) for g in range(4)] for u in (0, 3)] == [
         [True, False, True, False],
         [True, False, False, True],
@@ -43,6 +44,7 @@ def test_samples_by_hand():
 
 def test_one_update_trains_everything():
     assert deal_of_iteration(config_of(), 3) == WHOLE == Deal()
+    assert WHOLE.epoch_of(0) == 0
     assert WHOLE.updates_of(5, 2) == (0,)
     assert WHOLE.trains(0, 5)
     assert WHOLE.epochs == 1
