@@ -1,9 +1,9 @@
 """A chain, cards and a cluster for tests of gangs in stages."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from typing import Any
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
