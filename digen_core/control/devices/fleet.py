@@ -1,14 +1,14 @@
-"""The devices as the controller knows them: what each is ready for, holds, and was told to do."""
+"""The fleet: what the controller asks of the devices of a run, and predicts of them."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from digen_core.control.costs import Costs, DeviceCosts
-from digen_core.control.devices.device_index import DeviceIndex, Entry, Traits
-from digen_core.control.devices.device_state import DeviceState, Work
-from digen_core.control.devices.rates import Rates
-from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.control.devices.device_index import Traits
+from digen_core.control.devices.device_state import DeviceState
+from digen_core.control.devices.register import Register
+from digen_core.control.protocol import Device, Role
 from digen_core.control.schedule import Workload
 
 
@@ -22,27 +22,8 @@ class FleetSnapshot:
     training_clock: float
 
 
-class Fleet:
-    """All devices, and indices of them that are kept with each change.
-
-    A device is changed by a method of the fleet, or its attributes are set and then it is filed
-    (``file``): so no question of the controller has to look at all devices.
-    """
-
-    def __init__(self, workload: Workload, costs: Costs) -> None:
-        """Begin without devices."""
-        #: By name, in the order in which they came, which is that of their numbers.
-        self._states: dict[str, DeviceState] = {}
-        #: Devices that ever came: above every number.
-        self._num_added = 0
-        #: Every device as its attributes are: no method returns before a change is filed.
-        self._index = DeviceIndex()
-        self._workload = workload
-        #: Predicted seconds of training in this update: it moves when a pack is trained.
-        self.training_clock = 0.0
-        #: The device that holds the optimizer's state: it reduces and steps. One of the fleet's.
-        self.holder = ""
-        self.learn(costs)
+class Fleet(Register):
+    """All devices, as they are asked about."""
 
     @classmethod
     def of(cls, devices: Sequence[Device], workload: Workload, costs: Costs) -> "Fleet":
@@ -59,12 +40,6 @@ class Fleet:
         fleet._first("rollout")
         return fleet
 
-    def replace_holder(self) -> None:
-        """Make the first trainer that is left the holder; it trains, whatever it did before."""
-        self.holder = self._first("trainer")
-        self[self.holder].may_train = True
-        self.file(self[self.holder])
-
     @classmethod
     def restored(cls, snapshot: FleetSnapshot, workload: Workload, costs: Costs) -> "Fleet":
         """Return the devices that a snapshot is of."""
@@ -80,6 +55,12 @@ class Fleet:
         states = tuple(state.copy() for state in self)
         return FleetSnapshot(states, self._num_added, self.holder, self.training_clock)
 
+    def replace_holder(self) -> None:
+        """Make the first trainer that is left the holder; it trains, whatever it did before."""
+        self.holder = self._first("trainer")
+        self[self.holder].may_train = True
+        self.file(self[self.holder])
+
     def _first(self, role: Role) -> str:
         for state in self:
             if role in state.device.roles:
@@ -87,139 +68,11 @@ class Fleet:
         roles = {state.name: sorted(state.device.roles) for state in self}
         raise ValueError(f"no worker has the role {role!r}: the workers are {roles}")
 
-    def __iter__(self) -> Iterator[DeviceState]:
-        return iter(self._states.values())
-
-    def __getitem__(self, name: str) -> DeviceState:
-        return self._states[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._states
-
-    # --- changes --------------------------------------------------------------------------
-
-    def add(self, device: Device) -> DeviceState:
-        """Take a device in; it holds no version yet."""
-        home: Role = "rollout" if "rollout" in device.roles else "trainer"
-        state = DeviceState(
-            device,
-            home,
-            home,
-            self._num_added,
-            may_generate="rollout" in device.roles,
-            may_train="trainer" in device.roles,
-        )
-        self._num_added += 1
-        self._states[device.name] = state
-        self.file(state)
-        return state
-
-    def remove(self, name: str) -> DeviceState:
-        """Forget a device and return what it was."""
-        state = self._states.pop(name)
-        self._index.remove(name)
-        return state
-
-    def file(self, state: DeviceState) -> None:
-        """Bring the indices up to date with a device: after any change of its attributes."""
-        training = under_way = None
-        if state.mode == "trainer" and not state.leaving:
-            training = state.trains_until, self.training_rate(state)
-        if do := state.generating:
-            half = (do.end_step - do.first_step) // 2
-            under_way = do.fragment.iteration, half * do.fragment.load
-        traits = Traits(
-            state.device.kind,
-            state.home,
-            state.mode,
-            len(state.queue),
-            state.loaded,
-            state.may_generate,
-            state.may_train,
-            state.name == self.holder,
-            state.largest_pack,
-            bool(state.packs),
-            do is not None and not do.first_step and not state.pausing,
-            state.leaving,
-            state.pace,
-        )
-        order = (-self.generation_rate(state), state.number)
-        self._index.put(state.name, Entry((traits, order), training, under_way))
-
-    def give(self, state: DeviceState, do: Work) -> None:
-        """Let a device do something after what it was told before."""
-        state.queue.append(do)
-        self.file(state)
-
-    def take_back(self, state: DeviceState, do: Work) -> None:
-        """Take something off a device's queue.
-
-        Raises:
-            ValueError: it is not there.
-        """
-        if state.queue and state.queue[0] == do:
-            state.pausing = False
-        state.queue.remove(do)
-        self.file(state)
-
-    def be_late(self, state: DeviceState, fragment: Fragment | None, pace: float) -> None:
-        """Note how many times as long a device takes as predicted, and for which fragment."""
-        state.late, state.pace = fragment, pace
-        self.file(state)
-
-    def leave(self, state: DeviceState) -> list[Pack]:
-        """Let a device get no work any more; return the packs that it was not told to train."""
-        state.leaving = True
-        for other in self:
-            if "trainer" in other.device.roles and not other.leaving:
-                other.may_train = True  # whatever it did before: it may be the only one left
-                self.file(other)
-                break
-        return self.return_packs(state)
-
-    def keep_roles(self) -> None:
-        """Let devices that are to leave work on where nobody else has their role any more."""
-        staying = {role for state in self if not state.leaving for role in state.device.roles}
-        for state in self.leaving():
-            if not staying.issuperset(state.device.roles):
-                state.leaving = False
-                self.file(state)
-
-    def return_packs(self, state: DeviceState) -> list[Pack]:
-        """Take off a device the packs that it was not told to train."""
-        packs, state.packs = state.packs, []
-        self.file(state)
-        return packs
-
-    def restart_clock(self) -> None:
-        """Begin the predictions for another update."""
-        self.training_clock = 0.0
-        for state in self:
-            state.trains_until = 0.0
-        self.file_all()
-
-    def learn(self, costs: Costs) -> None:
-        """Predict with these costs from now on."""
-        self.costs = costs
-        self._rates = Rates(costs, self._workload)
-        self.file_all()
-
-    def file_all(self) -> None:
-        """Build the indices anew: their sums are then rounded as those of a new fleet are."""
-        self._index = DeviceIndex()
-        for state in self:
-            self.file(state)
-
     # --- questions ------------------------------------------------------------------------
 
     def with_home(self, home: Role) -> list[DeviceState]:
         """Return the devices whose first role is this one, and that stay."""
         return [state for state in self if state.home == home and not state.leaving]
-
-    def leaving(self) -> list[DeviceState]:
-        """Return the devices that are to leave, in the order in which they came."""
-        states = (self._states[name] for name in self._index.leaving)
-        return sorted(states, key=lambda state: state.number)
 
     def late(self) -> list[DeviceState]:
         """Return the devices that generate what is late, or pause it, in the order they came."""
@@ -306,17 +159,9 @@ class Fleet:
         """Return what work costs on a device."""
         return self._rates.costs_of(state.device.kind)
 
-    def generation_rate(self, state: DeviceState) -> float:
-        """Return of how many samples a device does a denoising step per second."""
-        return self._rates.generation(state.device.kind) / state.pace
-
     def _generation(self, traits: Traits) -> float:
         """Return the same of a device with such traits."""
         return self._rates.generation(traits.kind) / traits.pace
-
-    def training_rate(self, state: DeviceState) -> float:
-        """Return how many pairs per second a device trains in full packs."""
-        return self._rates.training(state.device.kind)
 
     def smallest_pack(self, state: DeviceState, most: int) -> int:
         """Return the fewest pairs that are worth a device's pack while more will come."""
@@ -362,10 +207,3 @@ class Fleet:
         for helper in helpers:
             free.remove(*helper)
         return max(0.0, seconds)
-
-    def validate(self) -> None:
-        """Raise AssertionError if an index is not what the devices say."""
-        index = self._index
-        self.file_all()
-        expected, self._index = self._index, index
-        index.validate(expected)
