@@ -116,12 +116,11 @@ def work_seconds(
 
     Returns:
         Seconds of each until the device has done it, none of what there was no time for; what does
-        not fit into memory is left out. A step is ``config.velocities_per_step`` times its one
-        velocity.
+        not fit into memory is left out. A step is as many times its one velocity as it asks for.
     """
     work = _Work(policy, config, condition, gang)
     timed: dict[Work, tuple[Callable[[int], object], float]] = {
-        "step": (work.step, config.velocities_per_step),
+        "step": (work.step, work.velocities_per_step),
         "pack": (work.pack, 1.0),
     }
     ordered = sorted(works, key=itemgetter(1))
@@ -173,7 +172,7 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
 
 def _step(work: "_Work", config: RunConfig, gang: Gang) -> Linear:
     """Time a step, or its share of what takes the place of all: the leader encodes samples."""
-    per_step = config.velocities_per_step
+    per_step = work.velocities_per_step
     step = _line(work.step, config.fragment_size).times(per_step) if per_step else Linear()
     if not config.encodings_per_step or not gang.is_leader:
         return step
@@ -219,6 +218,13 @@ class _Work:
         self._gang = gang
         self._config = config
         self._condition = condition
+
+    @property
+    def velocities_per_step(self) -> float:
+        """Velocities of a denoising step, in those of a sample: others may have other guidance."""
+        config, policy = self._config, self._policy
+        asked = config.velocities_per_step - config.own_velocities
+        return config.own_velocities + asked * policy.in_training().num_passes / policy.num_passes
 
     @torch.no_grad()
     def step(self, num_samples: int) -> None:
@@ -290,7 +296,8 @@ class _Work:
             pairs = replace(pairs, reference_velocity=torch.randn_like(pairs.x))
         if not self._config.other_velocities:
             return pairs
-        start = self._policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+        trained_as = self._policy.in_training()
+        start = trained_as.velocity(pairs.x, pairs.sigma, pairs.condition)
         return replace(pairs, start_velocity=start)
 
     def _latents(self, size: int) -> Tensor:

@@ -180,7 +180,7 @@ def add_pack(
 def _part_of(engine: Engine, segments: Sequence[Segment], block: PairBlock) -> int:
     """Return which part of a batch a pack's block belongs to: of which expert, guided how."""
     segment = next(own for own in segments if own.fragment == block.fragment)
-    return engine.policy.part_at(float(segment.sigmas[block.step]))
+    return engine.policy.in_training().part_at(float(segment.sigmas[block.step]))
 
 
 def _alike(

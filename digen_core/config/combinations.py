@@ -123,6 +123,17 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
     _check_rounding(algorithm, model)
 
 
+def check_guidance(algorithm: Algorithm, model: ModelConfig) -> None:
+    """Refuse another guidance in training where ratios are to what was sampled with guidance."""
+    if model.train_guidance_scale is not None and not algorithm.trains_clean:
+        raise ValueError(
+            f"model.train_guidance_scale is {model.train_guidance_scale:g}, but algorithm.type "
+            f"{algorithm.type} takes ratios of the policy that is trained to the one that samples, "
+            "which would be two policies from the start; leave it out, or use diffusion_nft, awm, "
+            "dgpo or dpo."
+        )
+
+
 def check_precision(rollout: RolloutConfig, algorithm: Algorithm, prompts: PromptsConfig) -> None:
     """Refuse rollouts of another precision that nothing accounts for, or that there are none of."""
     if rollout.precision == "model":

@@ -166,6 +166,12 @@ class ModelConfig(Strict):
     guidance_scale above the first. With [[0.9, 4.0], [0.3, 1.0]] and a guidance_scale of 1 there is
     classifier-free guidance between 0.3 and 0.9 only, and steps without cost half."""
 
+    train_guidance_scale: float | None = Field(None, ge=0)
+    """The scale that velocities have in training, of the trained policy, the reference policy and
+    what generated, at all noise levels; the other keys are then those of samples and evaluations.
+    It takes an algorithm on clean latents: diffusion_nft, awm, dgpo or dpo. DGPO's published runs
+    sample with 4.5 and train with 1. Null: as samples are generated."""
+
     train_experts: TrainedExperts = "both"
     """Of a model of two experts: both are trained, or the one for high or low noise only. Then the
     pairs of the other one's noise levels teach nothing."""
@@ -208,6 +214,24 @@ class ModelConfig(Strict):
     def size(self) -> Size:
         """What samples have where ``sizes`` does not say otherwise."""
         return self.height, self.width, self.num_frames
+
+    @property
+    def guidance_scales(self) -> tuple[float, ...]:
+        """The scales that samples are generated with, by noise level."""
+        return self.guidance_scale, *(scale for _, scale in self.guidance_schedule)
+
+    @property
+    def in_training(self) -> "ModelConfig":
+        """The config of the same model with the guidance that it is trained with."""
+        if self.train_guidance_scale is None:
+            return self
+        changes = {
+            "guidance_scale": self.train_guidance_scale,
+            "guidance_scale_2": None,
+            "guidance_schedule": (),
+            "train_guidance_scale": None,
+        }
+        return self.model_copy(update=changes)
 
     def guidance_at(self, sigma: float) -> float | None:
         """Return the scale that ``guidance_schedule`` has at a noise level; None: it has none."""

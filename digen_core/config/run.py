@@ -176,7 +176,7 @@ class RunConfig(Strict):
 
     @property
     def other_velocities(self) -> float:
-        """Forward passes of another policy than the trained one, for each pair, on average.
+        """Velocities of another policy than the trained one, for each pair, on average.
 
         Of what generated when the iteration began: in its first update that is often the trained
         version itself.
@@ -228,11 +228,16 @@ class RunConfig(Strict):
 
     @property
     def velocities_per_step(self) -> float:
-        """Forward passes of a denoising step, on average."""
+        """Velocities of a denoising step, on average."""
         return self.velocities_with(references=self.generates_reference)
 
+    @property
+    def own_velocities(self) -> int:
+        """Those of them that a sample is denoised by; the others have the guidance of training."""
+        return 0 if self.prompts.sample_columns else 1
+
     def velocities_with(self, *, references: bool) -> float:
-        """Return the forward passes of a denoising step, on average.
+        """Return the velocities of a denoising step, on average.
 
         In trained steps a KL that is taken off the reward asks the reference policy, too, and if
         samples are generated in another precision the policy in its own; a margin asks both
@@ -244,8 +249,7 @@ class RunConfig(Strict):
         of_kl = 1 + (self.rollout.precision != "model") if self.kl_reward else int(references)
         asked = 2 if self.algorithm.needs_margins else of_kl
         steps = self.most_reference_steps if references else self.num_trained_steps
-        own = 0 if self.prompts.sample_columns else 1
-        return own + asked * steps / self.rollout.num_steps
+        return self.own_velocities + asked * steps / self.rollout.num_steps
 
     @property
     def most_reference_steps(self) -> int:
@@ -347,6 +351,7 @@ class RunConfig(Strict):
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_precision(self.rollout, self.algorithm, self.prompts)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
+        combinations.check_guidance(self.algorithm, self.model)
         combinations.check_own_steps(self.prompts, self.algorithm)
         combinations.check_schedule(self.algorithm, self.schedule)
         combinations.check_reference(self.algorithm, self.schedule)

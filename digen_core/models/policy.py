@@ -56,6 +56,18 @@ class Policy(Protocol):
         """
         ...
 
+    def in_training(self) -> Self:
+        """Return the same policy with the guidance of training: it shares everything with this one.
+
+        To be asked where it is used. Conditions are the same, with negatives if either is guided.
+        """
+        ...
+
+    @property
+    def num_passes(self) -> int:
+        """The most forward passes that a velocity takes: 2 with classifier-free guidance."""
+        ...
+
     def encode(
         self,
         prompts: list[str],

@@ -173,7 +173,7 @@ class _Peaks:
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
         with self._policy.sampling():
-            self._velocity(num_samples)
+            self._velocity(self._policy, num_samples)
 
     @torch.no_grad()
     def _decode(self, num_samples: int) -> None:
@@ -183,7 +183,7 @@ class _Peaks:
 
     def _pack(self, num_pairs: int) -> None:
         parameters = list(trainable_parameters(self._policy).values())
-        loss = self._velocity(num_pairs).sum()
+        loss = self._velocity(self._policy.in_training(), num_pairs).sum()
         if self._policy.gang.shards_weights:
             loss.backward()
             for parameter in parameters:
@@ -191,8 +191,7 @@ class _Peaks:
         else:
             torch.autograd.grad(loss, parameters, allow_unused=True)
 
-    def _velocity(self, count: int) -> torch.Tensor:
-        policy = self._policy
+    def _velocity(self, policy: PipelinePolicy, count: int) -> torch.Tensor:
         return policy.velocity(
             self._latent(count), torch.empty(count), policy.blank_condition(count)
         )

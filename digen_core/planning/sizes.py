@@ -103,7 +103,10 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     latent_bytes = prod(policy.latent_shape) * TORCH_DTYPES[config.rollout.storage].itemsize
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
     velocity_bytes = prod(policy.latent_shape) * policy.latent_dtype.itemsize
-    velocity_flops, decode_flops = step_flops(policy), _decode_flops(policy)
+    trained_as, decode_flops = policy.in_training(), _decode_flops(policy)
+    velocity_flops = step_flops(policy)
+    asked_flops = velocity_flops if trained_as is policy else step_flops(trained_as)
+    asked = config.velocities_per_step - config.own_velocities
     encode_flops = decode_flops * config.encodings_per_step  # a VAE's halves take about as many
     return Sizes(
         parameters=parameters,
@@ -111,8 +114,10 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         trains_all=train.lora is None,
         weight_bytes=parameters * dtype.itemsize,
         push_bytes=trained * dtype.itemsize * (1 + config.keeps_old),
-        step_flops=round(velocity_flops * config.velocities_per_step + encode_flops),
-        pair_flops=_pair_flops(policy, config) + round(config.other_velocities * velocity_flops),
+        step_flops=round(
+            config.own_velocities * velocity_flops + asked * asked_flops + encode_flops
+        ),
+        pair_flops=_pair_flops(trained_as, config) + round(config.other_velocities * asked_flops),
         decode_flops=decode_flops if config.is_decoded else 0,
         latent_bytes=latent_bytes,
         velocity_bytes=velocity_bytes,

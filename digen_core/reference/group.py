@@ -30,7 +30,7 @@ from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 class Group:
     """G trajectories of one prompt."""
 
-    policy: Policy  # for the size of its samples
+    policy: Policy  # for the size of its samples, with the guidance of training
     condition: dict[str, torch.Tensor]
     latents: list[torch.Tensor]  # T + 1 of [G, ...]
     means: dict[int, torch.Tensor]  # noisy step -> [G, ...] where it would go without its noise
@@ -77,7 +77,9 @@ def sample_group(
     if prompt.samples:
         x = rounded(policy.encode_samples(prompt.samples), rollout.storage)
         clean = [x] * (num_steps + 1)
-        return Group(policy, condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps)
+        return Group(
+            policy.in_training(), condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps
+        )
     x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
     latents, means, logprobs = [x], {}, {}
     predicted: torch.Tensor | None = None
@@ -104,7 +106,15 @@ def sample_group(
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
     return Group(
-        policy, condition, latents, means, logprobs, noise, sigmas, trained_steps, own_steps
+        policy.in_training(),
+        condition,
+        latents,
+        means,
+        logprobs,
+        noise,
+        sigmas,
+        trained_steps,
+        own_steps,
     )
 
 

@@ -85,7 +85,8 @@ def answers(
     """Return what is asked of some samples of a group at noise levels.
 
     Args:
-        policy: the version that is asked; its base model is the reference.
+        policy: the version that is asked, with the guidance of training; its base model is the
+            reference.
         x_0: [n, ...] clean latents.
         condition: embeddings of the group's prompt, one row.
         sigmas: [T + 1] schedule.
@@ -94,6 +95,7 @@ def answers(
         group: (iteration, index).
         samples: indices of the n samples in the group.
     """
+    policy = policy.in_training()
     rows = {
         name: value.expand(len(x_0), *value.shape[1:]).contiguous()
         for name, value in policy.without_padding(condition).items()

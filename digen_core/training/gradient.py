@@ -101,6 +101,7 @@ def pack_loss(
         FloatingPointError: the replay of pairs that this version sampled differs from the rollout
             by more than ``train.max_replay_error``.
     """
+    policy = policy.in_training()
     pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
     if isinstance(pairs, CleanPairs):
         assert isinstance(config.algorithm, ForwardProcess)

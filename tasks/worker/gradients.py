@@ -44,6 +44,7 @@ def with_start(
     rows = engine.gang.computed(len(found))
     own = rows_of(pairs, rows, policy.device)
     with engine.start_policy(trained_from):
+        policy = policy.in_training()
         velocity = policy.velocity(own.x, own.sigma, policy.without_padding(own.condition))
     found[rows] = velocity.to(found)
     return replace(pairs, start_velocity=found)

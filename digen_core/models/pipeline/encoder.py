@@ -40,8 +40,8 @@ class PromptEncoder(ABC):
         # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
         self.dtype = TORCH_DTYPES[config.dtype]
         self.gang = ALONE
-        scales = config.guidance_scale, *(scale for _, scale in config.guidance_schedule)
-        self.guided = self.uses_cfg and max(scales) > self.guides_above
+        scales = *config.guidance_scales, *config.in_training.guidance_scales
+        self.guided = self.uses_cfg and max(scales) > self.guides_above  # in rollout or training
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
 

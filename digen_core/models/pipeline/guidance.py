@@ -56,6 +56,11 @@ class GuidedVelocities(PromptEncoder):
         ]
         return in_order(velocities, [rows for _, rows in places])
 
+    @property
+    def num_passes(self) -> int:
+        """The most forward passes that a velocity takes: 2 with classifier-free guidance."""
+        return 1 + (self.guided and max(self.config.guidance_scales) > self.guides_above)
+
     @abstractmethod
     def predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""
@@ -99,7 +104,7 @@ def _scales_of(config: ModelConfig, sigma: Tensor, otherwise: float) -> list[flo
     if not config.guidance_schedule:
         return [otherwise] * len(sigma)
     if sigma.is_meta or isinstance(sigma, FakeTensor):
-        return [max(otherwise, *(scale for _, scale in config.guidance_schedule))] * len(sigma)
+        return [max(otherwise, *config.guidance_scales)] * len(sigma)
     found = [config.guidance_at(level) for level in sigma.tolist()]
     return [otherwise if scale is None else scale for scale in found]
 

@@ -176,6 +176,17 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         view.latent_shape = view._latent_shape()
         return view
 
+    def in_training(self) -> Self:
+        """Return the same policy with the guidance of training: it shares everything with this one.
+
+        To be asked where it is used, as what this one is given later it does not get.
+        """
+        if self.config.train_guidance_scale is None:
+            return self
+        view = copy.copy(self)
+        view.config = self.config.in_training
+        return view
+
     def sigmas(self, num_steps: int) -> Tensor:
         """Return the schedule, float32 [num_steps + 1], from 1 (or a little less) down to 0.
 

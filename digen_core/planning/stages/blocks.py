@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ _SUMMED: Final = 4  # bytes of a number of a sum of gradients
 def chain_of(config: RunConfig, folder: Path) -> Chain:
     """Count what the parts of a recipe's transformer take.
 
+    Where samples and training have unequal guidance, it is of the one that takes more passes.
+
     Args:
         config: of the run.
         folder: with the model's settings, ``transformer/config.json`` and ``vae/config.json``.
@@ -46,7 +49,9 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
         UserError: the model has other sizes than the config asks for.
         ValueError: no module matches the config's LoRA targets.
     """
-    policy = on_meta(config, folder, ALONE)
+    policy = max(
+        (own := on_meta(config, folder, ALONE)), own.in_training(), key=attrgetter("num_passes")
+    )
     with FlopCounterMode(display=False) as counter:
         flops = _Passes(policy, counter.get_total_flops)
         flops.there_and_back()
@@ -69,9 +74,8 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
         )
         for name in (BEFORE, *flops.blocks, AFTER)
     ]
-    num_rows = 1 + policy.guided
-    velocity_bytes = flops.velocity_bytes * num_rows
-    return Chain(parts[0], tuple(parts[1:-1]), parts[-1], velocity_bytes, num_rows)
+    velocity_bytes = flops.velocity_bytes * policy.num_passes
+    return Chain(parts[0], tuple(parts[1:-1]), parts[-1], velocity_bytes, policy.num_passes)
 
 
 def named_blocks(policy: PipelinePolicy) -> dict[str, nn.Module]:

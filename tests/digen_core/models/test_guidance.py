@@ -1,14 +1,20 @@
-"""Guidance by noise level: each row has the scale of its level, and steps without cost half."""
+"""Guidance by noise level, and in training alone: which scale a row has, and what it costs."""
+
+from pathlib import Path
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
 from digen_core.config.model import ModelConfig
+from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
+from digen_core.planning.sizes import sizes_of
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
+from digen_core.training.gradient import pack_loss
+from digen_core.training.pairs import CleanPairs
 from support.families import GUIDED, HEIGHT, NEGATIVE, TOKENS, WIDTH, load_tiny, sliced
 from support.stock import stock
 
@@ -126,6 +132,110 @@ def test_an_interval_is_what_the_stock_pipeline_does_whose_guidance_ends(tiny_fa
     assert (made - pipeline(**settings).images).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("sampled", "trained"), [(0.0, 4.0), (4.0, 0.0)], ids=str)
+@pytest.mark.parametrize("name", sliced((*GUIDED, *EMBEDDED, "wan-a14b")))
+def test_training_has_a_scale_of_its_own(tiny_families, name, sampled, trained):
+    """As models that have it throughout: also of two experts, and whatever a schedule says."""
+    scales = {"guidance_scale": sampled, "guidance_schedule": ((0.5, sampled),)}
+    if name == "wan-a14b":
+        scales = {"guidance_scale": sampled, "guidance_scale_2": sampled}
+    policy = load_tiny(tiny_families[name], name, train_guidance_scale=trained, **scales)
+    found = [own.velocity(*batch(policy)) for own in (policy, policy.in_training())]
+    for own, scale in zip(found, (sampled, trained), strict=True):
+        constant = load_tiny(tiny_families[name], name, guidance_scale=scale, guidance_scale_2=None)
+        torch.testing.assert_close(own, constant.velocity(*batch(constant)), rtol=0, atol=2e-5)
+    assert (found[0] - found[1]).abs().max() > 1e-3
+    if name not in EMBEDDED:
+        sizes = rows_of_passes(policy)
+        for own in (policy, policy.in_training()):
+            own.velocity(*batch(policy, (0.9, 0.9)))
+        assert sizes == [2 * own.num_passes for own in (policy, policy.in_training())]
+        assert sorted(sizes) == [2, 4]
+
+
+def test_without_a_scale_of_its_own_training_has_the_policy_itself(tiny_families):
+    policy = load_tiny(tiny_families["sd3"], "sd3")
+    assert policy.in_training() is policy
+    assert policy.num_passes == 2
+
+
+def trained_config(**model) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"family": "sd3", "guidance_scale": 1.0, **model},
+            "algorithm": {"type": "diffusion_nft", "kl_coefficient": 0.5, "max_advantage": 1.0},
+        }
+    )
+
+
+def test_a_loss_is_of_the_guided_velocity(tiny_families):
+    """By the formulas, of what one forward pass gives for the prompt and one for its negative.
+
+    With an advantage of 0 half of the loss is of each branch, which are v_old plus and minus
+    v - v_old; v_old is v in a first update. So it is half of ||x - sigma v - x_0||^2 twice, over
+    its own mean distance, which is 1: the mean of squares by the mean of distances.
+    """
+    config = trained_config(train_guidance_scale=3.0)
+    policy = load_tiny(tiny_families["sd3"], "sd3", guidance_scale=1.0, train_guidance_scale=3.0)
+    x_0, sigma, condition = batch(policy, (0.8, 0.4))
+    noise = torch.randn_like(x_0)
+    reference = torch.zeros_like(x_0)
+    pairs = CleanPairs(x_0, noise, torch.zeros(2), sigma, condition, reference_velocity=reference)
+    _, metrics = pack_loss(policy, pairs, config)
+    names = [name for name in condition if not name.startswith("negative_")]
+    positive, negative = (
+        policy.predicted(pairs.x, sigma, {name: condition[start + name] for name in names})
+        for start in ("", "negative_")
+    )
+    velocity = negative + 3 * (positive - negative)
+    left = (pairs.x - sigma.view(-1, 1, 1, 1) * velocity - x_0).double().flatten(1)
+    of_branches = left.square().mean(1) / left.abs().mean(1)
+    kl = velocity.double().square().flatten(1).mean(1)
+    assert metrics.kl == pytest.approx(float(kl.sum()), rel=1e-5)
+    assert metrics.loss == pytest.approx(float((of_branches + 0.5 * kl).sum()), rel=1e-5)
+    unguided = positive.double().square().flatten(1).mean(1)
+    assert abs(metrics.kl - float(unguided.sum())) > 1e-3 * metrics.kl
+
+
+def test_a_guided_velocity_by_hand(tiny_families):
+    """1 without guidance and 2 for the prompt are 1 + 3 (2 - 1) with a scale of 3."""
+    policy = load_tiny(tiny_families["sd3"], "sd3", guidance_scale=1.0, train_guidance_scale=3.0)
+    one = torch.ones(1, 4)
+    assert policy.guide(2 * one, one, policy.in_training().guidance_scale).tolist() == [[4.0] * 4]
+
+
+@pytest.mark.parametrize(("sampled", "trained"), [(1.0, 3.0), (3.0, 1.0)], ids=str)
+def test_sizes_count_each_guidance_where_it_is(tiny_families, sampled, trained):
+    """A guided velocity takes what two do: of steps, of pairs, or of neither."""
+    folder = Path(tiny_families["sd3"])
+    size = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS}
+    found, samples, training = (
+        sizes_of(trained_config(**size, **scales), folder)
+        for scales in (
+            {"guidance_scale": sampled, "train_guidance_scale": trained},
+            {"guidance_scale": sampled},
+            {"guidance_scale": trained},
+        )
+    )
+    assert found.step_flops == samples.step_flops != training.step_flops
+    assert found.pair_flops == training.pair_flops != samples.pair_flops
+
+
+@pytest.mark.parametrize("type", ["flow_grpo", "dance_grpo", "ddpo"])
+@pytest.mark.parametrize("correction", ["none", "recompute"])
+def test_ratios_take_no_other_guidance(type, correction):
+    settings = {"type": type, "correction": correction}
+    match = f"train_guidance_scale is 3, but algorithm.type {type} takes ratios .* two policies"
+    with pytest.raises(ValueError, match=match):
+        RunConfig.model_validate(
+            {
+                "model": {"family": "sd3", "train_guidance_scale": 3.0},
+                "rollout": {"transition": "dance"} if type == "dance_grpo" else {},
+                "algorithm": settings,
+            }
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -134,6 +244,8 @@ def test_an_interval_is_what_the_stock_pipeline_does_whose_guidance_ends(tiny_fa
         ({"guidance_schedule": [[1.0, 4.0]]}, "less than 1"),
         ({"guidance_schedule": [[0.5, -4.0]]}, "greater than or equal to 0"),
         ({"guidance_schedule": [[0.5, float("nan")]]}, "finite|greater than or equal"),
+        ({"train_guidance_scale": -1.0}, "greater than or equal to 0"),
+        ({"train_guidance_scale": float("nan")}, "finite|greater than or equal"),
         ({"guidance_schedule": [[0.5, 4.0]], "guidance_scale_2": 3.0}, "leave one of them out"),
     ],
 )
