@@ -67,6 +67,13 @@ class Family(NamedTuple):
     shown_several: tuple[str, ...] = ()
     """Those of them that are shown several of a prompt."""
 
+    most_images: int = 10
+    """Images of a prompt that they are shown, at most."""
+
+    fewest_images: Callable[[Settings], int] = lambda transformer: 1
+    """Images of a prompt that one of its models is shown, at least, from the transformer's config,
+    if it is shown any."""
+
     picture_marks: tuple[str, ...] = ()
     """What stands for pictures and videos where its text encoder is shown them: no text has it."""
 
@@ -207,6 +214,9 @@ FAMILIES: Final[dict[str, Family]] = {
         editors=("WanImageToVideoPipeline",),
         only_edits=("WanImageToVideoPipeline",),
         edits_if="expand_timesteps",
+        shown_several=("WanImageToVideoPipeline",),
+        most_images=2,  # what a video begins with, and what it ends with
+        fewest_images=lambda transformer: 2 if transformer.get("pos_embed_seq_len") else 1,
         kinds=("ti2v", "a14b", "i2v", "i2v-a14b"),  # but for i2v, of Wan 2.2
         makes_videos=True,
         deals_text=False,  # it is in cross-attention

@@ -40,7 +40,7 @@ EMBEDDED_EDITOR: Final = "digen:models/shapes_edit"
 EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
 """What the embedded models were trained with."""
 
-MAX_SOURCE_IMAGES: Final = 10
+MAX_SOURCE_IMAGES: Final = max(family.most_images for family in FAMILIES.values())
 """Most source images of a prompt; FLUX.2-dev is published for so many."""
 
 
@@ -180,12 +180,13 @@ class ModelConfig(Strict):
     """Whether prompts come with an image that is to be edited, or that a video begins with, which
     the model is shown: true where prompts.image_column is set. It takes a FluxKontextPipeline
     (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), a Wan that is made for it: I2V of
-    2.1 and 2.2, TI2V-5B (wan), or an I2V of HunyuanVideo 1.5 (hunyuan_video15). Images are scaled
-    to cover the samples' size and cut at their edges."""
+    2.1 and 2.2, FLF2V, TI2V-5B (wan), or an I2V of HunyuanVideo 1.5 (hunyuan_video15). Images are
+    scaled to cover the samples' size and cut at their edges."""
 
     max_source_images: int = Field(1, ge=1, le=MAX_SOURCE_IMAGES)
     """Most source images that a prompt comes with: memory and plans are counted of so many. More
-    than 1 takes a FLUX.2 (flux2) or a Qwen-Image-Edit-2509 or 2511 (qwen_image)."""
+    than 1 takes a FLUX.2 (flux2) or a Qwen-Image-Edit-2509 or 2511 (qwen_image); with 2 a Wan 2.2
+    I2V-A14B or Wan 2.1 FLF2V (wan) is shown what a video begins with, and what it ends with."""
 
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space),
@@ -248,10 +249,16 @@ class ModelConfig(Strict):
         found = about.get("_class_name")
         wanted = (family.pipeline, *family.other_pipelines)
         what = f"model.family {self.family!r} needs"
-        if found in wanted and self.source_image and not about.get(family.edits_if):
+        shows_one = bool(about.get(family.edits_if))
+        if found in wanted and self.num_source_images > 1:
+            wanted, what = family.shown_several, "prompts with several source images need"
+            if shows_one and found in wanted:
+                raise ConfigError(
+                    f"model.path {self.path} is a model with {family.edits_if}, which is shown one "
+                    f"source image, but model.max_source_images is {self.max_source_images}; use 1"
+                )
+        elif found in wanted and self.source_image and not shows_one:
             wanted, what = family.editors, "prompts with source images need"
-            if self.num_source_images > 1:
-                wanted, what = family.shown_several, "prompts with several source images need"
         if found in family.only_edits and not self.source_image:
             raise ConfigError(
                 f"model.path {self.path} holds a {found}, which is shown source images, but the "
@@ -338,4 +345,9 @@ class ModelConfig(Strict):
             raise ValueError(
                 f"model.max_source_images is {self.max_source_images}, but {self.family} is shown "
                 f"one source image; use 1, or one of {', '.join(several)}."
+            )
+        if self.num_source_images > (most := FAMILIES[self.family].most_images):
+            raise ValueError(
+                f"model.max_source_images is {self.max_source_images}, but {self.family} is shown "
+                f"{most} source images at most; use {most} or less."
             )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from digen_core.config.families import FAMILIES
-from digen_core.config.model import MAX_SOURCE_IMAGES, ModelConfig
+from digen_core.config.model import ModelConfig
 from digen_core.data.rows import Row
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import MIB, read_bytes, shown
@@ -127,7 +127,7 @@ def source_images(
         if FAMILIES[model.family].shown_several:
             what = (
                 f"model.max_source_images is {model.max_source_images}; set it to the most that a "
-                f"row has, of {MAX_SOURCE_IMAGES} at most"
+                f"row has, of {FAMILIES[model.family].most_images} at most"
             )
         raise ConfigError(f"{row.origin} has {len(value)} source images in {column!r}, but {what}")
     return tuple(_image(row, column, own, folder, "source image") for own in value)

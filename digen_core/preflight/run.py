@@ -16,6 +16,7 @@ from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
 from digen_core.preflight.network import check_scheduler, check_tracking, check_writable
 from digen_core.preflight.rewards import check_rewards
+from digen_core.preflight.shown import check_shown
 
 
 def check_run(config: RunConfig) -> None:
@@ -39,6 +40,7 @@ def check_inputs(config: RunConfig) -> None:
     _check_enough_prompts(config, train)
     check_rewards(config, train, evaluation)
     check_model(config)
+    check_shown(config.model, [*train, *evaluation])
 
 
 def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> None:
@@ -79,6 +81,7 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
         )
     check_rewards(config, [], evaluation)
     check_model(config)
+    check_shown(config.model, evaluation)
 
 
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:

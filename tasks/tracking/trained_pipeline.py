@@ -88,7 +88,10 @@ class TrainedPipeline:
                 [_shown(own, size) for own in image] if several else _shown(image, size)
                 for image in columns["image"]
             ]
-            calls = [{"prompt": p, "image": own} for p, own in zip(prompts, sources, strict=True)]
+            calls = [
+                {"prompt": prompt, **_as_taken(own, "last_image" in takes)}
+                for prompt, own in zip(prompts, sources, strict=True)
+            ]
             settings |= {"_auto_resize": False, "max_area": size[0] * size[1]}
         videos: list[list[Image]] = []
         for call in calls:
@@ -175,6 +178,19 @@ def _shown(file: bytes, size: tuple[int, int]) -> Image:
     white = new_image("RGBA", upright.size, "white")
     whole = alpha_composite(white, upright).convert("RGB")
     return ImageOps.fit(whole, size, Resampling.LANCZOS)
+
+
+def _as_taken(shown: Any, has_last: bool) -> dict[str, Any]:
+    """Return what a pipeline takes of source images: one, several, or the first and last frame.
+
+    Args:
+        shown: an image, or a list of some.
+        has_last: whether it takes the last frame by itself.
+    """
+    if not (has_last and isinstance(shown, list)):
+        return {"image": shown}
+    first, *last = shown
+    return {"image": first, **({"last_image": last[0]} if last else {})}
 
 
 @contextmanager

@@ -253,23 +253,36 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
 
 
 @pytest.mark.parametrize(
-    "model_name", ["wan-ti2v", "wan-i2v", "wan-i2v-a14b", "hunyuan_video15-i2v"]
+    ("model_name", "num_images"),
+    [
+        ("wan-ti2v", 1),
+        ("wan-i2v", 1),
+        ("wan-i2v-a14b", 1),
+        ("wan-i2v-a14b", 2),
+        ("hunyuan_video15-i2v", 1),
+    ],
 )
-def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path, model_name):
+def test_a_model_of_videos_is_given_what_they_begin_with(
+    tiny_families, tmp_path, model_name, num_images
+):
+    """And what they end with; of several prompts one may have no last frame."""
     path, size = tiny_families[model_name], {"height": 64, "width": 96, "num_frames": 5}
     family = family_of(model_name)
     of_kind = {"guidance_scale": 3.0, **OF_KIND.get(model_name, {})}
     trained(path, model_name, tmp_path / "lora", source_image=True, **size)
+    model = {"family": family, "path": path, "max_sequence_length": 49, **size, **of_kind}
     tree = {
-        "model": {"family": family, "path": path, "max_sequence_length": 49, **size, **of_kind},
+        "model": {**model, "max_source_images": num_images},
         "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
         "train": {"lora": {"rank": 3}},
         "evaluation": {"num_steps": 2},
     }
     package(RunConfig.model_validate(tree), tmp_path / "lora", tmp_path / "model")
     model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
-    images = [picture(seed, 96, 64) for seed in range(2)]
-    found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
+    images = [[picture(seed, 96, 64) for seed in range(2)][:num_images], [picture(2, 96, 64)]]
+    columns = images if num_images > 1 else [image for (image,) in images]
+    data = pandas.DataFrame({"prompt": PROMPTS, "image": columns})
+    found = model.predict(data, params={"seed": 3})
     call = {"max_sequence_length": 49, **size, **of_kind}
     if family == "wan":
         pipeline = WanImageToVideoPipeline.from_pretrained(path)
@@ -279,11 +292,12 @@ def test_a_model_of_videos_is_given_what_they_begin_with(tiny_families, tmp_path
         chosen = call.pop("height"), call.pop("width")
         pipeline.video_processor.calculate_default_height_width = lambda **_: chosen
     load_adapters(pipeline, tmp_path / "lora")
-    for prompt, image, made in zip(PROMPTS, images, found, strict=True):
+    for prompt, (image, *last), made in zip(PROMPTS, images, found, strict=True):
         expected = pipeline(
             prompt=prompt,
             negative_prompt="",
             image=Image.open(io.BytesIO(image)),
+            **({"last_image": Image.open(io.BytesIO(last[0]))} if last else {}),
             num_inference_steps=2,
             generator=torch.Generator().manual_seed(3),
             output_type="np",

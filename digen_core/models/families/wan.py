@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: videos of texts, or of texts and the image that they begin with.
+"""Wan 2.1 and 2.2: videos of texts, or of texts and the images that they begin and end with.
 
 Wraps diffusers' WanPipeline and WanImageToVideoPipeline; the denoising loop is ours. Latents are
 [B, z, F, h, w], the timestep is in [0, 1000], guidance is classifier-free. The A14B models of Wan
@@ -7,7 +7,8 @@ Wraps diffusers' WanPipeline and WanImageToVideoPipeline; the denoising loop is 
 - TI2V-5B of Wan 2.2 has a timestep per token, and 0 those of the first latent frame, which is the
   image's. Without an image all are the same, and are given once per sample, which costs less.
 - I2V models have the latents of a video that goes on with grey, and which frames are given, as more
-  channels; those of Wan 2.1 attend to CLIP's embedding of the image, too.
+  channels; those of Wan 2.1 attend to CLIP's embedding of the image, too. In Wan 2.2 the last frame
+  may be given like the first; of Wan 2.1 FLF2V takes both, and their embeddings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from numpy.typing import NDArray
 from torch import Tensor
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
@@ -111,12 +113,27 @@ class WanPolicy(PipelinePolicy):
             spatial=self.pipeline.vae_scale_factor_spatial,
             temporal=self.pipeline.vae_scale_factor_temporal,
         )
-        if self._first_is_given and shape[1] == 1:
+        if self.config.source_image:
+            self._check_images()
+        is_last_given = self.config.num_source_images > 1
+        if (self._first_is_given or is_last_given) and shape[1] == 1:
             raise ConfigError(
                 f"model.num_frames is {self.config.num_frames}, and the first is the source image; "
                 "use more, for a model that generates those behind it"
             )
         return shape
+
+    def _check_images(self) -> None:
+        """Check that the model is shown as many images of a prompt as the config says."""
+        settings, number = self.transformer.config, self.config.max_source_images
+        fewest = FAMILIES["wan"].fewest_images(settings)
+        most = 1 if self._first_is_given or (settings.image_dim and fewest == 1) else 2
+        if not fewest <= number <= most:
+            raise ConfigError(
+                f"model.max_source_images is {number}, but model.path {self.config.path} is shown "
+                f"{'one image, which a video begins with' if most == 1 else 'the last frame, too'}"
+                f"; use {most}"
+            )
 
     @property
     def _first_is_given(self) -> bool:
@@ -147,39 +164,47 @@ class WanPolicy(PipelinePolicy):
         return {"prompt_embeds": (self.config.max_sequence_length, width)}
 
     def embed_sources(self, shown: Sequence[NDArray[np.uint8]]) -> Condition:
-        """Return CLIP's embeddings [B, L, D] of source images, if the model attends to them."""
+        """Return CLIP's embeddings [B, L, D] of source images, if the model attends to them.
+
+        Those of the last frame stand behind those of the first.
+        """
         if self.transformer.config.image_dim is None:
             return {}
-        images = [image for (image,) in shown]
-        return {EMBEDDED: self.pipeline.encode_image(images, self.device).to(self.dtype)}
+        images = [image for own in shown for image in own]
+        embedded = self.pipeline.encode_image(images, self.device).to(self.dtype)
+        return {EMBEDDED: embedded.unflatten(0, (len(shown), -1)).flatten(1, 2)}
 
-    def source_latents(self, images: Tensor) -> Tensor:
-        """Return what the transformer is shown of images [B, 3, H, W]: [B, c, F', h, w].
+    def latents_of_sources(self, images: Tensor) -> Tensor:
+        """Return what the transformer is shown of images [B, n, 3, H, W]: [B, c, F', h, w].
 
-        Of a video that goes on with grey the latents, behind `TEMPORAL` channels that are 1 where
-        frames are given; or the latents of the image alone, one frame.
+        Of a video that goes on with grey, up to the last frame if that is given, the latents,
+        behind `TEMPORAL` channels that are 1 where frames are given; or the latents of the image
+        alone, one frame.
         """
-        vae, frames = self.pipeline.vae, images[:, :, None]
+        vae, frames = self.pipeline.vae, images.transpose(1, 2)
         if not self._first_is_given:
-            grey = frames.new_zeros(1).expand(
-                *frames.shape[:2], self.config.num_frames - 1, *frames.shape[3:]
-            )
-            frames = torch.cat([frames, grey], dim=2)
+            first, last = frames[:, :, :1], frames[:, :, 1:]
+            num_grey = self.config.num_frames - frames.shape[2]
+            grey = first.new_zeros(1).expand(*first.shape[:2], num_grey, *first.shape[3:])
+            frames = torch.cat([first, grey, last], dim=2)
         latents = without_latent_statistics(vae.encode(frames).latent_dist.mode(), vae.config)
         if self._first_is_given:
-            return latents
+            return latents.to(self.dtype)
         given = torch.zeros_like(latents[:, :1]).repeat(1, TEMPORAL, 1, 1, 1)
         given[:, :, 0] = 1
-        return torch.cat([given, latents], dim=1)
+        if images.shape[1] > 1:
+            given[:, -1, -1] = 1  # the last of the last latent frame's
+        return torch.cat([given, latents], dim=1).to(self.dtype)
 
     def shapes_of_sources(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of ``source_latents`` and of CLIP's embedding."""
+        """Return the shapes of what is shown of source images, and of CLIP's embeddings."""
         settings, (channels, *frames_and_sides) = self.transformer.config, self.latent_shape
         if self._first_is_given:
             return {SOURCE: (channels, 1, *frames_and_sides[1:])}
         shapes = {SOURCE: (settings.in_channels - channels, *frames_and_sides)}
         if settings.image_dim is not None:
-            shapes[EMBEDDED] = (EMBEDDED_TOKENS, settings.image_dim)
+            tokens = self.config.max_source_images * EMBEDDED_TOKENS
+            shapes[EMBEDDED] = (tokens, settings.image_dim)
         return shapes
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
@@ -237,11 +262,13 @@ class WanPolicy(PipelinePolicy):
         elif SOURCE in condition:
             shown = torch.cat([shown, condition[SOURCE].to(self.dtype)], dim=1)
         embedded = condition.get(EMBEDDED)
+        if embedded is not None:  # an image a row, as the transformer wants them of two
+            embedded = embedded.to(self.dtype).unflatten(1, (-1, EMBEDDED_TOKENS)).flatten(0, 1)
         velocity: Tensor = self.transformer(
             hidden_states=shown,
             timestep=timestep,
             encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
-            encoder_hidden_states_image=None if embedded is None else embedded.to(self.dtype),
+            encoder_hidden_states_image=embedded,
             return_dict=False,
         )[0]
         if not self._first_is_given:

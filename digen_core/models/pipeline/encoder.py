@@ -103,13 +103,9 @@ class PromptEncoder(ABC):
 
     def _encode_images(self, shown: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Return what the transformer is shown of source images, [B, tokens, ...] in ``dtype``."""
-        pixels = torch.from_numpy(np.stack(shown)).movedim(-1, 2)
+        pixels = self._for_vae(torch.from_numpy(np.stack(shown)).movedim(-1, 2))
         with on_device([self.pipeline.vae], self.device):
-            # one image of each at a time: a VAE may take as much memory for it as samples take
-            latents = [
-                self.source_latents(self._for_vae(own)).to(self.dtype) for own in pixels.unbind(1)
-            ]
-        return torch.cat(latents, dim=1)
+            return self.latents_of_sources(pixels)
 
     @torch.no_grad()
     def encode_samples(self, images: Sequence[SourceImage]) -> Tensor:
@@ -137,7 +133,7 @@ class PromptEncoder(ABC):
         return torch.cat(latents).to(self.latent_dtype)
 
     def _for_vae(self, pixels: Tensor) -> Tensor:
-        """Return pixels [B, 3, H, W] of 8 bits as the VAE takes them: in [-1, 1]."""
+        """Return pixels [..., 3, H, W] of 8 bits as the VAE takes them: in [-1, 1]."""
         dtype = self.pipeline.vae.dtype
         exact = torch.promote_types(dtype, torch.float32)  # of 1 and -1 half precision has few
         return (pixels.to(self.device, exact) / 127.5 - 1).to(dtype)
@@ -222,6 +218,16 @@ class PromptEncoder(ABC):
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
         """Return what the family makes of prompts, and how many tokens before them do not count."""
         return prompts, 0
+
+    def latents_of_sources(self, images: Tensor) -> Tensor:
+        """Return what the transformer is shown of images [B, n, 3, H, W] in [-1, 1], in ``dtype``.
+
+        That is [B, tokens, ...], those of one image behind those of the other, if the family says
+        nothing else.
+        """
+        # one image of each at a time: a VAE may take as much memory for it as samples take
+        latents = [self.source_latents(own).to(self.dtype) for own in images.unbind(1)]
+        return torch.cat(latents, dim=1)
 
     def source_latents(self, images: Tensor) -> Tensor:
         """Return what the transformer is shown of images [B, 3, H, W] in [-1, 1].

@@ -385,7 +385,12 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
             {"family": "flux", "path": "x", "max_source_images": 2},
             {"image_column": "i"},
             "model.max_source_images is 2, but flux is shown one source image; use 1, or one of "
-            "qwen_image, flux2",
+            "qwen_image, wan, flux2",
+        ),
+        (
+            {"family": "wan", "path": "x", "max_source_images": 3},
+            {"image_column": "i"},
+            "model.max_source_images is 3, but wan is shown 2 source images at most; use 2",
         ),
         (
             {"family": "flux2", "path": "x", "max_source_images": 11},

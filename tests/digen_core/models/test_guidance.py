@@ -225,7 +225,7 @@ def test_sizes_count_each_guidance_where_it_is(tiny_families, sampled, trained):
 @pytest.mark.parametrize("correction", ["none", "recompute"])
 def test_ratios_take_no_other_guidance(type, correction):
     settings = {"type": type, "correction": correction}
-    match = f"train_guidance_scale is 3, but algorithm.type {type} takes ratios .* two policies"
+    match = rf"train_guidance_scale is 3, but algorithm.type {type} takes ratios .* two policies"
     with pytest.raises(ValueError, match=match):
         RunConfig.model_validate(
             {

@@ -69,6 +69,7 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "Wan2.1-T2V-1.3B-Diffusers": ("wan", 1.419),
     "Wan2.1-T2V-14B-Diffusers": ("wan", 14.288),
     "Wan2.1-I2V-14B-480P-Diffusers": ("wan-i2v", 16.395),
+    "Wan2.1-FLF2V-14B-720P-diffusers": ("wan-i2v", 16.396),
     "Wan2.2-T2V-A14B-Diffusers": ("wan", 28.577),
     "Wan2.2-I2V-A14B-Diffusers": ("wan-i2v-a14b", 28.578),
     "Wan2.2-TI2V-5B-Diffusers": ("wan", 5.000),
@@ -193,7 +194,9 @@ def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():
         frames = 9 if family == "ltx2" else frames_of(family)
-        config = config_of(family, model={"width": 64, "num_frames": frames}).model
+        images = 1 + ("FLF2V" in name)
+        shown = {"width": 64, "num_frames": frames, "max_source_images": images}
+        config = config_of(family, model=shown).model
         policy = adapter_of(family_of(family)).without_weights(config, SETTINGS / name)
         count = sum(parameter.numel() for parameter in policy.transformer.parameters())
         assert count / 1e9 == pytest.approx(billions, abs=5e-4), name
