@@ -17,6 +17,7 @@ from digen_core.config.families import FAMILIES
 from digen_core.models.pipeline.policy import PipelinePolicy
 
 FEWEST: Final = 2
+"""Blocks of a run that are measured in any case."""
 
 
 def with_few_blocks(
@@ -24,27 +25,25 @@ def with_few_blocks(
     measured: Callable[[], int],
     *,
     first_differs: bool = False,
-    fewest: int = FEWEST,
 ) -> int:
     """Return what ``measured`` would return of a policy with all its blocks, of few of them.
 
     Args:
         policy: whose transformers lack blocks while ``measured`` is called.
-        measured: a quantity that is linear in the number of equal blocks, from ``fewest`` on.
+        measured: a quantity that is linear in the number of equal blocks, from ``FEWEST`` on.
         first_differs: the first call counts what it leaves behind for those after it, too, such as
             tables of positions.
-        fewest: blocks of a run that are measured in any case.
     """
     names = FAMILIES[policy.config.family].blocks
     lists = [getattr(transformer, name) for transformer in policy.transformers for name in names]
     runs = [list(run) for blocks in lists for _, run in groupby(blocks, _kind_of)]
-    others = {block for run in runs for block in run[fewest:]}
+    others = {block for run in runs for block in run[FEWEST:]}
     with _without(others, lists):
         total = few = measured()
         if first_differs and others:
             few = measured()
     for run in runs:
-        if more := run[fewest:]:
+        if more := run[FEWEST:]:
             with _without(others - {more[0]}, lists):
                 total += len(more) * (measured() - few)
     return total

@@ -2,7 +2,9 @@
 
 torch's FakeTensorMode computes shapes and dtypes of results, and lets go of them as real ones would
 be, those that autograd keeps included. On a fake CPU attention is a fused kernel, as flash
-attention is on a GPU: no matrix of all pairs of tokens is made.
+attention is on a GPU: no matrix of all pairs of tokens is made. torch's RMS norm is one on a GPU
+only, which keeps what it is given and a number of each row; on a CPU it is a chain of operations
+that keep float32 copies, so a fused one stands in for it here.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +54,8 @@ class FakeModules:
     def counting(self) -> Iterator["Counter"]:
         """Count, while the body runs, the bytes that are held beside the modules."""
         counter = Counter(self._own())
-        with self._mode, counter, counter.seeing_resizes():
+        fused = patch.object(nn.functional, "rms_norm", fused_rms_norm)
+        with self._mode, counter, counter.seeing_resizes(), fused:
             yield counter
 
     def _own(self) -> set[int]:
@@ -68,6 +71,39 @@ class FakeModules:
             return tensor
         fake: Tensor = FakeTensor(self._mode, tensor.detach(), _CPU)
         return fake
+
+
+_in_steps = nn.functional.rms_norm
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """What torch's kernel on a GPU makes and keeps, without numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Return a tensor like the one [..., C] that is normed; it is kept, and 1 / rms of rows."""
+        of_rows = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, of_rows)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return gradients of both, if they are asked for."""
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+
+
+def fused_rms_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Return a tensor as torch's function does on a GPU, but for the numbers.
+
+    It is one kernel where the weight has the dtype of what is normed.
+    """
+    if weight is not None and weight.dtype != x.dtype:
+        return _in_steps(x, shape, weight, eps)
+    found: Tensor = _FusedRmsNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+    return found
 
 
 class Counter(TorchDispatchMode):

@@ -163,11 +163,9 @@ def test_peaks_are_those_of_the_memory_model(place, checkpointing, record_proper
     copied = tables_of(policy) if place.device == "cpu" else 0
     peaks = peak_bytes(place.device, generate), peak_bytes(place.device, train)
     counted = expected.step(SAMPLES) - copied, expected.pack(SAMPLES) - copied
-    # fused kernels keep less of one block than is counted; of a whole model it is a small share
-    least = 0.8 if place.device == "cuda" else 0.9
     record_property("peaks of step and pack, counted ones", (peaks, counted))
     for peak, count in zip(peaks, counted, strict=True):
-        assert least * count <= peak <= 1.1 * count
+        assert 0.9 * count <= peak <= 1.1 * count
 
 
 def test_samples_in_float8_are_near_those_of_the_model(place, record_property):

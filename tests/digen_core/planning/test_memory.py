@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from warnings import catch_warnings
 
 import pytest
 import torch
@@ -16,10 +16,9 @@ from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.data.prompts import Prompt
-from digen_core.models.equal_blocks import with_few_blocks
+from digen_core.models import equal_blocks
 from digen_core.models.loading import prepare
 from digen_core.models.trainable import make_trainable, trainable_parameters
-from digen_core.planning import memory_count
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.memory_count import memory_of
@@ -115,6 +114,32 @@ def test_attention_makes_no_matrix_of_all_pairs_of_tokens():
     one = 4 * 4 * 4096 * 64
     assert 4 * one <= fake.peak(attend) < 5 * one
     assert fake.peak(attend) < 4 * 4 * 4096**2 / 10
+
+
+def test_an_rms_norm_keeps_what_it_is_given_and_a_number_of_each_row():
+    """As the kernel on a GPU; with a weight of another dtype it is none, and keeps copies."""
+    norms = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.device("meta"):
+            norms[dtype] = nn.RMSNorm(8, eps=1e-6, dtype=dtype)
+
+    def three(norm):
+        x = torch.empty(100, 8, dtype=torch.bfloat16)
+        for _ in range(3):
+            x = norm(x)
+        return x
+
+    norm = norms[torch.bfloat16]
+    fake = FakeModules(norm)
+    assert fake.peak(lambda: three(norm)) == 4 * 1600 + 3 * 400
+    # a sum, its gradient, and that of the weight; what is not kept any more makes room for others
+    assert fake.peak(lambda: three(norm).sum().backward()) == 4 * 1600 + 3 * 400 + 2 + 2 + 16
+    with torch.no_grad():
+        assert fake.peak(lambda: three(norm)) == 2 * 1600 + 400
+    other = norms[torch.float32]
+    with catch_warnings(action="ignore"):  # torch says once that it has no kernel
+        assert FakeModules(other).peak(lambda: three(other)) > 4 * 3200
+    assert torch.nn.functional.rms_norm(torch.full((1, 2), 3.0), [2]).tolist() == [[1, 1]]
 
 
 # --- real models ------------------------------------------------------------------------------
@@ -226,8 +251,7 @@ def test_of_equal_blocks_a_few_are_counted(tiny_families, tmp_path, family, trai
     for fewest in (2, 5):
         (out := tmp_path / str(fewest)).mkdir()
         folder = with_more_blocks(Path(tiny_families[family]), out, family, 5)
-        whole = partial(with_few_blocks, fewest=fewest)
-        monkeypatch.setattr(memory_count, "with_few_blocks", whole)
+        monkeypatch.setattr(equal_blocks, "FEWEST", fewest)
         found.append((memory_of(config, folder), len(calls)))
         calls.clear()
     (few, num_more), (all_blocks, num_calls) = found

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.size import tokens_of
 from digen_core.config.train import LoraConfig
-from digen_core.models.equal_blocks import with_few_blocks
+from digen_core.models import equal_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning import sizes as counting
@@ -111,8 +110,7 @@ def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_pat
 
     monkeypatch.setattr(counting, "_flops", counted)
     found, num_passes = sizes_of(config, folder), len(calls)
-    whole = partial(with_few_blocks, fewest=5)
-    monkeypatch.setattr(counting, "with_few_blocks", whole)
+    monkeypatch.setattr(equal_blocks, "FEWEST", 5)
     assert sizes_of(config, folder) == found
     assert num_passes > len(calls) - num_passes == 3, "none was left out"
 
