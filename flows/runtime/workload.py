@@ -42,10 +42,11 @@ def schedule_of(config: RunConfig) -> Schedule:
 def next_workload(run: RunContext) -> Workload:
     """Return the shape of a run's next iteration, whose groups may have their own steps."""
     config, shape = run.config, run.workers.workload
+    if config.prompts.steps_column is None and not config.algorithm.shortens:
+        return shape
     index, count = run.progress.num_iterations, config.rollout.prompts_per_iteration
     prompts = prompts_of_iteration(run.prompts, index, count, seed=config.seed)
-    steps = run.workers.group_steps(index, prompts)
-    return shape if steps == shape.group_steps else with_steps(shape, config, steps)
+    return with_steps(shape, config, run.workers.group_steps(index, prompts))
 
 
 def steps_per_task(config: RunConfig, step_seconds: float, num_devices: int) -> int:
