@@ -8,7 +8,7 @@ from digen_core.errors import UserError
 from digen_core.inputs.shipped import data_folder
 
 if TYPE_CHECKING:  # they take longer to import than all that a command starts with
-    from digen_core.planning.cluster import Cluster
+    from digen_core.planning.clusters.cluster import Cluster
     from digen_core.sim.scenario import Scenario
 
 CONFIGS = data_folder("configs")
@@ -44,7 +44,7 @@ def find_cluster(name: str) -> "Cluster":
     Raises:
         UserError: it is neither, or the file is wrong.
     """
-    from digen_core.planning.cluster import load_cluster
+    from digen_core.planning.clusters.cluster import load_cluster
 
     return load_cluster(find_file("cluster", name, CLUSTERS))
 

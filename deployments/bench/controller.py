@@ -22,7 +22,7 @@ from digen_core.control.protocol import Event, Instruction
 from digen_core.control.schedule import Schedule
 from digen_core.sim.clock import Jitter
 from digen_core.sim.scenario import Scenario
-from digen_core.sim.simulator import Simulation
+from digen_core.sim.simulation import Simulation
 
 FRAGMENTS = 16  # of each device in an iteration, and of a group
 STEPS, TRAINED_STEPS = 30, 9

@@ -172,7 +172,7 @@ def worker(
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from deployments.local import failures_in_one_line
-    from digen_core.planning.groups import ROLES
+    from digen_core.planning.clusters.groups import ROLES
     from digen_core.preflight.network import parse_address
     from tasks.worker.process import resources_of, run_worker
 
@@ -202,7 +202,7 @@ def _check_worker(name: str, pool: str | None, site: str, threads: int, members:
     if members > 1 and pool is not None:
         raise UserError("--members is for devices that hold the model; leave out --pool")
 
-    from digen_core.planning.groups import ROLES, check_name
+    from digen_core.planning.clusters.groups import ROLES, check_name
 
     check_name("--name", name)
     if pool is not None:

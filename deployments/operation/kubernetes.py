@@ -14,8 +14,8 @@ import yaml
 from deployments.operation.access import CERTIFICATE, KEY
 from deployments.operation.state import ENVIRONMENT
 from deployments.operation.workers import Teams, in_teams
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.cluster import as_environment
 from tasks.cluster.listening import ENCRYPTED, INSECURE, tls_settings
 

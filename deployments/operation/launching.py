@@ -14,7 +14,7 @@ from deployments.operation import kubernetes, slurm
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
 from deployments.operation.workers import Worker, workers_of
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 
 Way = Literal["ssh", "cuda", "slurm", "kubernetes"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
 from deployments.operation.workers import Teams, in_teams
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
 from tasks.worker.process import WAIT_SECONDS, resources_of
 

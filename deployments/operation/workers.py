@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count, groupby, islice
 
 from digen_core.control.protocol import followers_of
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
 from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of

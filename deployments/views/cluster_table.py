@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from deployments.views.terminal import borderless, plain, terminal
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, RewardGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
 
 HEADINGS = ("kind", "count", "roles", "where", "GB/s", "threads", "price/h", "watts")
 

@@ -16,9 +16,9 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.gang.degrees import check_degree, check_shards
 from digen_core.planning.capacity import Fit, ShortageError, fit
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup
 from digen_core.planning.gang_settings import GANGS
-from digen_core.planning.groups import DeviceGroup
 from digen_core.planning.memory import Memory
 from digen_core.planning.search import MIN_GAIN
 

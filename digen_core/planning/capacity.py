@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import ROLES, DeviceGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import ROLES, DeviceGroup
 from digen_core.planning.memory import Memory
 
 GB: Final = 10**9

@@ -14,7 +14,7 @@ from digen_core.control.costs import Costs, Sent
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.planning.candidates import Candidate
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.job import Job, costs_for
 from digen_core.planning.planner import (
     JobPlan,

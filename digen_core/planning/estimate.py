@@ -9,8 +9,8 @@ from typing import Final
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts, Linear
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup
 from digen_core.planning.sizes import Sizes, cost_of_default
 
 _READS_OF_A_PAIR: Final = 2  # the weights, forward and backward

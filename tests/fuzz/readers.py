@@ -25,7 +25,7 @@ from digen_core.data.prompts import train_prompts
 from digen_core.errors import UserError
 from digen_core.eventlog.file import EVENTS_OF_RUN, read_log, write_log
 from digen_core.maths.statistics import Share
-from digen_core.planning.cluster import load_cluster
+from digen_core.planning.clusters.cluster import load_cluster
 from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
 from digen_core.records import EvaluationReport, IterationRecord, Span, Wins
 from digen_core.rewards.judge.answers import preference_in, scores_in

@@ -12,7 +12,7 @@ from distributed import Client
 from deployments.operation.launching import files_for
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
-from digen_core.planning.cluster import load_cluster
+from digen_core.planning.clusters.cluster import load_cluster
 from support.layout_runs import BOTH, Case, check_weights, run_case
 from support.paths import ROOT
 from support.started import SRUN, write_program

@@ -7,8 +7,8 @@ import numpy as np
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
-from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import ClusterPlan, plan_candidates
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.sizes import Sizes, sent_of
 from digen_core.planning.stages.candidates import staged_candidates

@@ -14,7 +14,7 @@ from deployments.views.plans.table import table_of
 from deployments.views.terminal import terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from digen_core.planning.candidates import (
     may_be_staged,
 )
 from digen_core.planning.capacity import Fit, ShortageError, fit
-from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import FASTEST, Aim, Exchanged, Priced, plan_candidates
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import Memory, MemoryIn
 from digen_core.planning.profile import load_profile
 from digen_core.planning.spending import Objective

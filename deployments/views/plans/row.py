@@ -9,8 +9,8 @@ from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.control.protocol import Device
-from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import ClusterPlan
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.planner import JobPlan
 from digen_core.planning.spending import Spent
 from digen_core.trace.gaps import idle_gaps

@@ -31,17 +31,17 @@ class FluxPolicy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> FluxPipeline | FluxKontextPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-            vae=parts.image_vae(
+            vae=vaes.image_vae(
                 VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=0.3611, shift_factor=0.1159
             ),
-            text_encoder=parts.clip(clip_tokenizer, TEXT_WIDTH),
+            text_encoder=encoders.clip(clip_tokenizer, TEXT_WIDTH),
             tokenizer=clip_tokenizer,
-            text_encoder_2=parts.t5(t5_tokenizer, TEXT_WIDTH),
+            text_encoder_2=encoders.t5(t5_tokenizer, TEXT_WIDTH),
             tokenizer_2=t5_tokenizer,
             transformer=FluxTransformer2DModel(
                 **size.settings,

@@ -47,13 +47,13 @@ class Flux2Policy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> Flux2KleinPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         tokenizer = tokenizers.qwen3_tokenizer()
         return Flux2KleinPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-            vae=parts.flux2_vae(VAE_CHANNELS, LATENT_CHANNELS),
-            text_encoder=parts.qwen3(tokenizer, _TINY_WIDTH, layers=28),
+            vae=vaes.flux2_vae(VAE_CHANNELS, LATENT_CHANNELS),
+            text_encoder=encoders.qwen3(tokenizer, _TINY_WIDTH, layers=28),
             tokenizer=tokenizer,
             transformer=cls.tiny_transformer(size, guidance_embeds=False),
         )

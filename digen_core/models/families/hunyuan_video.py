@@ -73,15 +73,15 @@ class HunyuanVideoPolicy(HunyuanPolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> HunyuanVideoPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         clip_tokenizer, llama_tokenizer = tokenizers.clip_tokenizer(), tokenizers.llama_tokenizer()
         return HunyuanVideoPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
-            vae=parts.hunyuan_vae(LATENT_CHANNELS),
-            text_encoder=parts.llama(llama_tokenizer, TEXT_WIDTH),
+            vae=vaes.hunyuan_vae(LATENT_CHANNELS),
+            text_encoder=encoders.llama(llama_tokenizer, TEXT_WIDTH),
             tokenizer=llama_tokenizer,
-            text_encoder_2=parts.clip(clip_tokenizer, TEXT_WIDTH),
+            text_encoder_2=encoders.clip(clip_tokenizer, TEXT_WIDTH),
             tokenizer_2=clip_tokenizer,
             transformer=HunyuanVideoTransformer3DModel(
                 **size.settings,

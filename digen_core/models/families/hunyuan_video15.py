@@ -74,16 +74,16 @@ class HunyuanVideo15Policy(HunyuanPolicy):
 
         Its transformer has 4.6 million, as ByT5's states go through a layer of 2048 in any.
         """
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         tokenizer, byte_tokenizer = tokenizers.qwen_chat_tokenizer(), tokenizers.byt5_tokenizer()
-        others = parts.siglip(TEXT_WIDTH) if kind else {}
+        others = encoders.siglip(TEXT_WIDTH) if kind else {}
         return (HunyuanVideo15ImageToVideoPipeline if kind else HunyuanVideo15Pipeline)(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
-            vae=parts.hunyuan_15_vae(LATENT_CHANNELS),
-            text_encoder=parts.qwen_vl_text(tokenizer, TEXT_WIDTH),
+            vae=vaes.hunyuan_15_vae(LATENT_CHANNELS),
+            text_encoder=encoders.qwen_vl_text(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
-            text_encoder_2=parts.t5(byte_tokenizer, TEXT_WIDTH),
+            text_encoder_2=encoders.t5(byte_tokenizer, TEXT_WIDTH),
             tokenizer_2=byte_tokenizer,
             guider=ClassifierFreeGuidance(guidance_scale=6.0),
             transformer=HunyuanVideo15Transformer3DModel(

@@ -55,7 +55,7 @@ class LTX2Policy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> LTX2Pipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/16 of the sides."""
-        from digen_core.models.tiny import ltx2, parts, tokenizers
+        from digen_core.models.tiny import encoders, ltx2, tokenizers
 
         tokenizer = tokenizers.gemma_tokenizer()
         audio_vae, channels = ltx2.audio_vae()
@@ -69,7 +69,7 @@ class LTX2Policy(PipelinePolicy):
             ),
             vae=ltx2.video_vae(LATENT_CHANNELS),
             audio_vae=audio_vae,
-            text_encoder=parts.gemma3(tokenizer, TEXT_WIDTH, layers=2),
+            text_encoder=encoders.gemma3(tokenizer, TEXT_WIDTH, layers=2),
             tokenizer=tokenizer,
             connectors=ltx2.connectors(TEXT_WIDTH, layers=2),
             transformer=LTX2VideoTransformer3DModel(

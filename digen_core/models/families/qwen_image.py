@@ -71,7 +71,7 @@ class QwenImagePolicy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         tokenizer = tokenizers.qwen_vl_tokenizer() if kind else tokenizers.qwen_tokenizer()
         components = dict(
@@ -83,8 +83,8 @@ class QwenImagePolicy(PipelinePolicy):
                 max_image_seq_len=8192,
                 shift_terminal=0.02,
             ),
-            vae=parts.qwen_vae(LATENT_CHANNELS),
-            text_encoder=parts.qwen_vl(tokenizer, TEXT_WIDTH),
+            vae=vaes.qwen_vae(LATENT_CHANNELS),
+            text_encoder=encoders.qwen_vl(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
             transformer=QwenImageTransformer2DModel(
                 **size.settings,

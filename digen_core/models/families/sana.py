@@ -31,15 +31,15 @@ class SanaPolicy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> SanaPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/16 of the sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         tokenizer = tokenizers.gemma_tokenizer()
         return SanaPipeline(
             scheduler=DPMSolverMultistepScheduler(
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
             ),
-            vae=parts.dc_vae((*VAE_CHANNELS, 8), LATENT_CHANNELS, scaling_factor=0.41407),
-            text_encoder=parts.gemma2(tokenizer, TEXT_WIDTH),
+            vae=vaes.dc_vae((*VAE_CHANNELS, 8), LATENT_CHANNELS, scaling_factor=0.41407),
+            text_encoder=encoders.gemma2(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
             transformer=SanaTransformer2DModel(
                 **size.settings,

@@ -32,20 +32,20 @@ class SD3Policy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> StableDiffusion3Pipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         clip_tokenizer, t5_tokenizer = tokenizers.clip_tokenizer(), tokenizers.t5_tokenizer()
         both = 2 * TEXT_WIDTH  # the two CLIPs side by side, as wide as T5
         return StableDiffusion3Pipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=parts.image_vae(
+            vae=vaes.image_vae(
                 VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=1.5305, shift_factor=0.0609
             ),
-            text_encoder=parts.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
+            text_encoder=encoders.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
             tokenizer=clip_tokenizer,
-            text_encoder_2=parts.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
+            text_encoder_2=encoders.clip(clip_tokenizer, TEXT_WIDTH, projected=True),
             tokenizer_2=clip_tokenizer,
-            text_encoder_3=parts.t5(t5_tokenizer, both),
+            text_encoder_3=encoders.t5(t5_tokenizer, both),
             tokenizer_3=t5_tokenizer,
             transformer=SD3Transformer2DModel(
                 **size.settings,

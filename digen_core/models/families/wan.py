@@ -62,7 +62,7 @@ class WanPolicy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> WanPipeline | WanImageToVideoPipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         is_i2v, has_two = kind.startswith("i2v"), kind.endswith("a14b")
         attends = kind == "i2v"
@@ -80,15 +80,15 @@ class WanPolicy(PipelinePolicy):
             )
 
         tokenizer, is_ti2v = tokenizers.t5_tokenizer(), kind == "ti2v"
-        others = parts.clip_vision(TEXT_WIDTH) if attends else {}
+        others = encoders.clip_vision(TEXT_WIDTH) if attends else {}
         return (WanImageToVideoPipeline if is_i2v else WanPipeline)(
             scheduler=UniPCMultistepScheduler(
                 prediction_type="flow_prediction",
                 use_flow_sigmas=True,
                 flow_shift=5.0 if is_ti2v else 3.0,
             ),
-            vae=(parts.wan_2_2_vae if is_ti2v else parts.wan_vae)(LATENT_CHANNELS),
-            text_encoder=parts.umt5(tokenizer, TEXT_WIDTH),
+            vae=(vaes.wan_2_2_vae if is_ti2v else vaes.wan_vae)(LATENT_CHANNELS),
+            text_encoder=encoders.umt5(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,
             transformer=transformer(),
             transformer_2=transformer() if has_two else None,

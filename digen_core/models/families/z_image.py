@@ -45,7 +45,7 @@ class ZImagePolicy(PipelinePolicy):
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> ZImagePipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
-        from digen_core.models.tiny import parts, tokenizers
+        from digen_core.models.tiny import encoders, tokenizers, vaes
 
         tokenizer = tokenizers.qwen3_tokenizer()
         transformer = ZImageTransformer2DModel(
@@ -63,10 +63,10 @@ class ZImagePolicy(PipelinePolicy):
             nn.init.normal_(token, std=0.5)  # of a new transformer they are 0
         return ZImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=parts.image_vae(
+            vae=vaes.image_vae(
                 VAE_CHANNELS, LATENT_CHANNELS, scaling_factor=0.3611, shift_factor=0.1159
             ),
-            text_encoder=parts.qwen3(tokenizer, TEXT_WIDTH, layers=2),
+            text_encoder=encoders.qwen3(tokenizer, TEXT_WIDTH, layers=2),
             tokenizer=tokenizer,
             transformer=transformer,
         )

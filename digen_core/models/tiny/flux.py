@@ -13,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransfo
 from torch import nn
 from transformers import CLIPTokenizer, T5Tokenizer
 
-from digen_core.models.tiny import parts
+from digen_core.models.tiny import encoders, vaes
 from digen_core.worlds.shapes import all_prompts
 
 PROMPT_TOKENS: Final = 12
@@ -57,10 +57,8 @@ def build_tiny_flux(
         torch.manual_seed(seed)
         return FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
-            vae=parts.image_vae(
-                vae_channels, LATENT_CHANNELS, scaling_factor=1.0, shift_factor=0.0
-            ),
-            text_encoder=parts.clip(tokenizer, text_width),
+            vae=vaes.image_vae(vae_channels, LATENT_CHANNELS, scaling_factor=1.0, shift_factor=0.0),
+            text_encoder=encoders.clip(tokenizer, text_width),
             tokenizer=tokenizer,
             text_encoder_2=_t5(tokenizer_2, text_width),
             tokenizer_2=tokenizer_2,
@@ -87,7 +85,7 @@ def _transformer(width: int, layers: int, single_layers: int, text_width: int) -
 
 
 def _t5(tokenizer: T5Tokenizer, width: int) -> Any:
-    encoder = parts.t5(tokenizer, width)
+    encoder = encoders.t5(tokenizer, width)
     # The bias is all that tells the order of the words; at T5's own initial scale (0.1 here) it
     # is so faint that pretraining learns "left of" from "right of" only very late.
     bias = encoder.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight

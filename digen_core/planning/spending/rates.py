@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import DeviceGroup, RewardGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
 from digen_core.planning.job import Job
 from digen_core.planning.planner import JobPlan
 from digen_core.planning.spending import Spent

@@ -6,7 +6,7 @@ from typing import Final
 from digen_core.config.run import RunConfig
 from digen_core.planning.candidates import Candidate, MemoryOf
 from digen_core.planning.capacity import ShortageError, fit
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.sizes import Sizes
 from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.codecs import Codec

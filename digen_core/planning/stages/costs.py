@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts, Linear
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.sizes import Sizes
 from digen_core.planning.stages.pipeline import Way
 from digen_core.planning.stages.plans import Plan

@@ -20,8 +20,8 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.planning.capacity import GB
-from digen_core.planning.cluster import Cluster
-from digen_core.planning.groups import ROLES, DeviceGroup
+from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import ROLES, DeviceGroup
 from digen_core.planning.memory import CONTEXT_BYTES
 from digen_core.planning.sizes import Sizes, cost_of_default
 from digen_core.planning.stages.chain import Chain

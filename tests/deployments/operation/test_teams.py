@@ -15,7 +15,7 @@ from deployments.operation.launching import files_for
 from deployments.operation.workers import workers_of
 from deployments.views.plans.fleet import _changed
 from digen_core.errors import UserError
-from digen_core.planning.cluster import load_cluster
+from digen_core.planning.clusters.cluster import load_cluster
 from support.started import ARGUMENTS, SRUN, write_program
 
 EQUAL = """

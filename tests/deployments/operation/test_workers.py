@@ -5,7 +5,7 @@ import pytest
 
 from deployments.cli import run
 from deployments.operation.workers import workers_of
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 
 GPUS = {"kind": "h100", "count": 2, "cuda": True}
 CPUS = {"kind": "core", "count": 2}

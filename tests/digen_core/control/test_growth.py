@@ -11,7 +11,7 @@ from digen_core.control.protocol import Event, Instruction
 from digen_core.control.schedule import Schedule
 from digen_core.sim.clock import Jitter
 from digen_core.sim.scenario import Scenario
-from digen_core.sim.simulator import Simulation
+from digen_core.sim.simulation import Simulation
 
 STEPS = 9  # trained: generation and training take about as long
 

@@ -16,7 +16,7 @@ from digen_core.eventlog.file import read_log, write_log
 from digen_core.eventlog.recorder import KEPT_SEGMENTS, Recorder
 from digen_core.eventlog.replay import replay
 from digen_core.sim.clock import Jitter
-from digen_core.sim.simulator import Simulation
+from digen_core.sim.simulation import Simulation
 from support.random_cluster import make_costs, make_devices, make_workload
 from support.recorded import recorded
 

@@ -10,8 +10,8 @@ from digen_core.errors import ConfigError
 from digen_core.models.image_size import read_settings
 from digen_core.planning.candidates import candidates, leaves_gangs_open
 from digen_core.planning.capacity import ShortageError
-from digen_core.planning.cluster import Cluster
 from digen_core.planning.cluster_plan import plan_candidates
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.model_settings import MODEL_CONFIGS
 

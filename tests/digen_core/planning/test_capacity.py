@@ -6,7 +6,7 @@ import pytest
 
 from digen_core.control.costs import Linear
 from digen_core.planning.capacity import ShortageError, fit
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 
 GB = 10**9

@@ -9,7 +9,7 @@ from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.errors import UserError
-from digen_core.planning.cluster import load_cluster
+from digen_core.planning.clusters.cluster import load_cluster
 from digen_core.planning.estimate import with_estimates
 from digen_core.planning.sizes import Sizes
 

@@ -12,7 +12,7 @@ from deployments.shipped import find_cluster
 from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.job import BOTH, Job
 from digen_core.planning.planner import JobPlan, Leeway, plan_job
 from digen_core.planning.search import Choice, Fixed, Plan

@@ -10,7 +10,8 @@ from digen_core.sim.clock import Jitter
 from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.ledger import SimulationError
 from digen_core.sim.report import Staleness, make_report
-from digen_core.sim.simulator import Simulation, simulate
+from digen_core.sim.simulation import Simulation
+from digen_core.sim.simulator import simulate
 
 
 def run(scenario, layout, num_rollout, **options):

@@ -12,7 +12,7 @@ from deployments.operation.workers import workers_of
 from deployments.shipped import find_cluster
 from deployments.views.plans.plan import plan
 from digen_core.config.run import RunConfig
-from digen_core.planning.cluster import load_cluster
+from digen_core.planning.clusters.cluster import load_cluster
 from digen_core.trace.gaps import CAUSES
 from support.planning import counted_once, simulated_once
 

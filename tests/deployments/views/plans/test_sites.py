@@ -9,7 +9,7 @@ from deployments.operation.workers import workers_of
 from deployments.views.plans.row import row_of
 from deployments.views.plans.table import print_plan
 from digen_core.config.run import RunConfig
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from support.staged import HERE, LIGHT, WEAK, cluster_with, plans_of
 
 pytestmark = pytest.mark.slow

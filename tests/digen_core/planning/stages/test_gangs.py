@@ -11,7 +11,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.gang.codecs import Codecs
 from digen_core.planning.candidates import may_be_staged
-from digen_core.planning.cluster import Cluster
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import Memory
 from digen_core.planning.stages.candidates import staged_candidates
 from digen_core.planning.stages.codecs import CODECS, INT8_INT4, NONE

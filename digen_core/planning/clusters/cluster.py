@@ -5,90 +5,25 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from itertools import combinations, count, islice
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
-from digen_core.control.costs import Costs, DeviceCosts, Link, Sent
+from digen_core.control.costs import Costs, DeviceCosts, Sent
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
-from digen_core.planning.groups import ROLES, Card, DeviceGroup, GangGroup, Name, RewardGroup, deal
+from digen_core.planning.clusters.groups import (
+    ROLES,
+    Card,
+    DeviceGroup,
+    GangGroup,
+    RewardGroup,
+    deal,
+)
+from digen_core.planning.clusters.means import KubernetesConfig, SiteLink, SlurmConfig
 from digen_core.strict import Strict
-
-SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
-"""Stands in a line of a job script."""
-
-SlurmFeature = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$", max_length=255)]
-Label = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$", max_length=317)
-]
-"""Of nodes of Kubernetes: its name or its value."""
-
-
-class SlurmConfig(Strict):
-    """How SLURM is asked for devices."""
-
-    partition: SlurmName | None = None
-    """Partition; null is SLURM's default."""
-
-    account: SlurmName | None = None
-    """Account that pays."""
-
-    walltime: str = Field("12:00:00", pattern=r"^(\d+-)?\d{1,3}:\d\d:\d\d$")
-    """Time after which SLURM ends a worker."""
-
-    memory: str = Field("64GB", pattern=r"^\d+(\.\d+)?[KMGT]i?B$")
-    """Memory of the job of a worker; of a gang on several hosts, on each of them."""
-
-    constraints: dict[Name, SlurmFeature] = Field(default={})
-    """Features of the nodes that have devices of a kind, by kind: ``sbatch --constraint``."""
-
-
-class KubernetesConfig(Strict):
-    """Where the pods of a cluster run."""
-
-    image: str = Field("digen:latest", pattern=r"^[A-Za-z0-9][A-Za-z0-9_./:@-]*$")
-    """Container image in which digen is installed."""
-
-    name: str = Field("digen", pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=40)
-    """Of the DaskCluster."""
-
-    namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)
-    """Of all that is made."""
-
-    memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
-    """Memory of a worker's pod; of a gang on several hosts, of each of its pods."""
-
-    node_labels: dict[Name, dict[Label, Label]] = Field(default={})
-    """Labels of the nodes that have devices of a kind, by kind: the ``nodeSelector`` of pods."""
-
-
-class SiteLink(Strict):
-    """What two sites have between them, each way."""
-
-    between: tuple[str, str]
-    """The sites, as groups of devices name them."""
-
-    gbit_per_second: float = Field(gt=0)
-    """Gb/s each way, of all devices together."""
-
-    latency: float = Field(0.0, ge=0, le=60)
-    """Seconds that a byte is under way: half of what ping says."""
-
-    price_per_gb: float = Field(0.0, ge=0)
-    """Of 10^9 bytes that cross it, either way, in your currency."""
-
-    @property
-    def link(self) -> Link:
-        """As costs have it."""
-        return Link(
-            between=self.between,
-            bytes_per_second=self.gbit_per_second * 1e9 / 8,
-            latency=self.latency,
-        )
-
 
 _OF_A_KIND = (
     "speed",

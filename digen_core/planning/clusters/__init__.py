@@ -1,0 +1,1 @@
+"""Cluster files: which devices there are, what they cost, and how they are started."""
