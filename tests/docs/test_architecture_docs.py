@@ -145,3 +145,11 @@ def test_the_flows_are_the_story():
 def test_no_folder_has_more_than_twenty_modules(top):
     folders = {path.parent for path in (ROOT / top).rglob("*.py")}
     assert not [folder for folder in folders if len(list(folder.glob("*.py"))) > 20]
+
+
+@pytest.mark.parametrize("top", ["deployments", "digen_core", "flows", "tasks"])
+def test_no_file_is_longer_than_contributing_says(top):
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (most,) = re.findall(r"Files of about 300 lines, never above (\d+)", page)
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / top).rglob("*.py")}
+    assert not {path: length for path, length in lengths.items() if length > int(most)}
