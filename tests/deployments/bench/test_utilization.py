@@ -171,12 +171,24 @@ def test_a_model_that_does_not_fit_is_one_line(tiny_families, monkeypatch, capsy
     assert "does not fit into the memory of model.device 'cpu'; build a smaller share" in err
 
 
+class Unguided:
+    """Stands for a policy of which nothing is computed."""
+
+    num_passes = 1
+
+    def in_training(self):
+        return self
+
+
+UNGUIDED = Unguided()
+
+
 def test_a_step_that_asks_the_reference_is_several_velocities(monkeypatch):
     """With a KL in the reward every trained step has two; FLOPs are counted so, too."""
     monkeypatch.setattr("tasks.measure._seconds", lambda work: 2.0)
     config = config_of("flux", algorithm={"kl_reward": 0.1, "trained_fraction": 0.67})
     assert config.num_trained_steps == 2  # of 3
-    found = work_seconds(None, config, {}, [("step", 1), ("pack", 1)], rounds=1)
+    found = work_seconds(UNGUIDED, config, {}, [("step", 1), ("pack", 1)], rounds=1)
     assert found == {("step", 1): [pytest.approx(2 * 5 / 3)], ("pack", 1): [2.0]}
 
 
@@ -202,7 +214,7 @@ def test_when_time_is_over_no_size_is_begun_but_what_ran_is_timed(
     monkeypatch.setattr("tasks.measure._seconds", seconds)
     monkeypatch.setattr("tasks.measure.monotonic", lambda: clock[0])
     works = [("step", 4), ("step", 1), ("pack", 1)]
-    found = work_seconds(None, config_of("flux"), {}, works, rounds=3, until=until)
+    found = work_seconds(UNGUIDED, config_of("flux"), {}, works, rounds=3, until=until)
     assert {each: len(timed) for each, timed in found.items()} == expected
     assert clock[0] == ran
 
