@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 
 from digen_core.control.costs import Costs
 from digen_core.control.devices.fleet import Fleet
-from digen_core.control.generation import Versions, group_order
+from digen_core.control.generation import UsableVersions, group_order
 from digen_core.control.helping import choose_helpers
 from digen_core.control.invariants import check
 from digen_core.control.iteration import Iteration
@@ -76,7 +76,7 @@ class Controller:
     ) -> None:
         """Begin where a run stands: with a version that no device holds yet."""
         fleet = Fleet.of(devices, workload, costs)
-        versions = Versions(version, (version,))
+        versions = UsableVersions(version, (version,))
         self._take(ControllerState(workload, schedule, fleet, versions, next_iteration))
 
     def _take(self, state: ControllerState) -> None:

@@ -12,7 +12,7 @@ from math import ceil
 from digen_core.control.devices.device_index import Traits
 from digen_core.control.devices.device_state import DeviceState
 from digen_core.control.devices.fleet import Fleet
-from digen_core.control.generation import Versions
+from digen_core.control.generation import UsableVersions
 from digen_core.control.helping import Backlog, Helping
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
@@ -39,7 +39,7 @@ class Dispatcher:
         self._most_stale = schedule.most_stale(workload.num_groups)
 
     def dispatch(
-        self, iterations: Sequence[Iteration], versions: Versions, *, another_offered: bool
+        self, iterations: Sequence[Iteration], versions: UsableVersions, *, another_offered: bool
     ) -> list[Instruction]:
         """Fill the queues of the devices, the first places of all before the second ones.
 
@@ -54,7 +54,11 @@ class Dispatcher:
         return instructions
 
     def _fill(
-        self, depth: int, iterations: Sequence[Iteration], versions: Versions, another_offered: bool
+        self,
+        depth: int,
+        iterations: Sequence[Iteration],
+        versions: UsableVersions,
+        another_offered: bool,
     ) -> list[Instruction]:
         """Ask each device with room, in order, what it does next.
 
@@ -80,7 +84,11 @@ class Dispatcher:
         return self._helping.pauses(iterations, version)
 
     def _deep_enough(
-        self, device: DeviceState, iterations: Sequence[Iteration], versions: Versions, depth: int
+        self,
+        device: DeviceState,
+        iterations: Sequence[Iteration],
+        versions: UsableVersions,
+        depth: int,
     ) -> bool:
         """Keep the last pieces of work for whichever device is free first.
 
@@ -99,7 +107,7 @@ class Dispatcher:
         self,
         device: DeviceState,
         iterations: Sequence[Iteration],
-        versions: Versions,
+        versions: UsableVersions,
         another_offered: bool,
     ) -> list[Instruction]:
         version = versions.newest
@@ -125,7 +133,7 @@ class Dispatcher:
         self,
         device: DeviceState,
         iterations: Sequence[Iteration],
-        versions: Versions,
+        versions: UsableVersions,
         *,
         ahead: int = 0,
     ) -> list[Instruction]:
@@ -148,7 +156,7 @@ class Dispatcher:
         return []
 
     def _generate_early(
-        self, device: DeviceState, iterations: Sequence[Iteration], versions: Versions
+        self, device: DeviceState, iterations: Sequence[Iteration], versions: UsableVersions
     ) -> list[Instruction]:
         """Give a device a fragment of an iteration that is not trained yet."""
         return self.generate(device, iterations[1:], versions, ahead=1)

@@ -11,7 +11,7 @@ Item = tuple[int, Fragment, int]  # place of its group, fragment, next step
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class UsableVersions:
     """The versions on which work may begin now."""
 
     newest: int

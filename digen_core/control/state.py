@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from digen_core.control.devices.device_state import Work
 from digen_core.control.devices.fleet import Fleet
 from digen_core.control.dispatch import Dispatcher
-from digen_core.control.generation import Versions
+from digen_core.control.generation import UsableVersions
 from digen_core.control.iteration import Iteration
 from digen_core.control.layout import Layout
 from digen_core.control.protocol import FinishIteration, IterationOffered
@@ -33,7 +33,7 @@ class ControllerState:
     fleet: Fleet
     #: On which work begins: no device holds, no group began on and no event names a newer one.
     #: As many generate as iterations may be open: of no other one a group of those began.
-    versions: Versions
+    versions: UsableVersions
     #: Of the iteration that may be offered next: one more than the last of all those below.
     next_index: int
     #: Iterations that wait to begin, in order: only as long as as many are open as may be.
@@ -58,7 +58,7 @@ class ControllerState:
             snapshot.workload,
             snapshot.schedule,
             Fleet.restored(snapshot.fleet, snapshot.workload, snapshot.costs),
-            Versions(snapshot.version, snapshot.generating),
+            UsableVersions(snapshot.version, snapshot.generating),
             snapshot.next_iteration,
             deque(snapshot.offered),
             deque(iteration.restored() for iteration in snapshot.iterations),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from digen_core.control.devices.device_state import DeviceState
-from digen_core.control.generation import Versions
+from digen_core.control.generation import UsableVersions
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import FinishIteration, Instruction, Reduce, Step
 from digen_core.control.state import ControllerState
@@ -100,7 +100,7 @@ class Updates:
         pushes: list[Instruction] = []
         if it.version != it.versions.policy:
             generating = (*it.versions.generating, it.version)
-            it.versions = Versions(it.version, generating[-it.schedule.num_ahead - 1 :])
+            it.versions = UsableVersions(it.version, generating[-it.schedule.num_ahead - 1 :])
             pushes = self.push(it.version, it.fleet)
         turns: list[Instruction] = []
         if it.layout.colocated:  # who has to load it turns then
