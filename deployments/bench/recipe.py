@@ -23,8 +23,6 @@ from transformers.utils.logging import disable_progress_bar
 from deployments.bench.runs import prompt_rewards
 from deployments.levels import TARGET, Proof, digest_of, proof_file
 from deployments.views.terminal import terminal
-from digen_core.algorithms.awm import Awm
-from digen_core.algorithms.policy_gradient import FirstSteps
 from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
@@ -84,11 +82,7 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
         iterations: to train.
     """
     changes = {**SMALLER, "model.path": folder, "num_iterations": iterations}
-    steps = min(config.rollout.num_steps, NUM_STEPS)
-    if isinstance(config.algorithm, Awm):
-        steps = max(steps, config.algorithm.num_levels + 2)  # to draw them from
-    if isinstance(config.algorithm, FirstSteps) and config.algorithm.window:
-        steps = max(steps, config.algorithm.window[2] + 1)  # cps needs one without noise
+    steps = max(min(config.rollout.num_steps, NUM_STEPS), config.algorithm.fewest_steps)
     changes["rollout.num_steps"] = changes["evaluation.num_steps"] = steps
     changes["model.num_frames"] = min(config.model.num_frames, 5)
     if config.algorithm.best_of:

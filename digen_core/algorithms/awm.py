@@ -56,6 +56,11 @@ class Awm(ForwardProcess):
     trained_fraction: float = Field(0.9, gt=0, le=1)
     """Share of the noise levels of which they are drawn, from the highest one."""
 
+    @property
+    def fewest_steps(self) -> int:
+        """Steps of the shortest trajectories that leave a choice of what is trained."""
+        return self.num_levels + 2
+
     def num_trained(self, num_steps: int) -> int:
         """Return the trained noise levels of a sample."""
         return self.num_levels

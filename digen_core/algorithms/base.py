@@ -131,6 +131,11 @@ class Algorithm(Strict, ABC):
         return False
 
     @property
+    def fewest_steps(self) -> int:
+        """Steps of the shortest trajectories that leave a choice of what is trained."""
+        return 1
+
+    @property
     def shares_noise(self) -> bool:
         """Whether the samples of a group are noised alike on the forward process."""
         return False

@@ -165,6 +165,11 @@ class FirstSteps(PolicyGradient):
         """Whether the steps that a group's samples train are the noisy ones of that group."""
         return self.window_drawn_for == "group"
 
+    @property
+    def fewest_steps(self) -> int:
+        """As few as leave one after the last window, which is without noise."""
+        return self.window[2] + 1 if self.window else 1
+
     def num_trained(self, num_steps: int) -> int:
         """Return the trained steps of a trajectory of ``num_steps``."""
         return self.window[0] if self.window else int(num_steps * self.trained_fraction)
