@@ -27,12 +27,15 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def workloads(draw: st.DrawFn, several_updates: bool = False) -> Workload:
+    """Draw what an iteration is made of; with several updates, it makes 2, 3 or 4 an epoch."""
     group_size = draw(st.sampled_from([2, 6]))
-    num_groups, trained = draw(st.integers(1, 4)), draw(st.integers(1, group_size))
+    num_groups = draw(st.integers(2 if several_updates else 1, 4))
+    trained = draw(st.integers(1, group_size))
     dealt_by = draw(st.sampled_from(["groups", "samples"]))
     units = num_groups * (1 if dealt_by == "groups" else trained)
-    in_epoch = draw(st.sampled_from([n for n in (1, 2, 3) if units % n == 0]))
+    counts = (2, 3, 4) if several_updates else (1, 2, 3, 4)
+    in_epoch = draw(st.sampled_from([n for n in counts if units % n == 0]))
     epochs = draw(st.sampled_from([1, 1, 2]))
     return make_workload(
         num_groups=num_groups,

@@ -146,7 +146,7 @@ def texts_of(request: Request) -> tuple[str, str]:
 class TinyVlm:
     """A LLaVA of random weights: CLIP's vision tower and a Llama, of a few thousand parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, letters: str = string.ascii_lowercase[:10]) -> None:
         import torch
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers import (
@@ -163,7 +163,7 @@ class TinyVlm:
         # Few enough that all are among the 20 likeliest tokens; a prompt is read by its letters.
         self.tokens = [
             "<unk>", "<image>", "yes", "Yes", " yes", "YES", "no", "No", "\u2581no", "maybe",
-            *string.ascii_lowercase[:10],
+            *letters,
         ]  # fmt: skip
         vocabulary = {token: index for index, token in enumerate(self.tokens)}
         words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

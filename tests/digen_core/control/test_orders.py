@@ -107,11 +107,11 @@ def test_every_layout_in_every_order(
 
 
 @st.composite
-def stories(draw, num_trainers, losses):
+def stories(draw, num_trainers, losses, several_updates=False):
     """Arguments of ``run`` in which devices go, and maybe come back."""
     return {
         "schedule": draw(schedules()),
-        "workload": draw(workloads()),
+        "workload": draw(workloads(several_updates)),
         "num_rollout": draw(st.integers(2, 4)),
         "num_trainers": draw(num_trainers),
         "switch": draw(st.sampled_from([0.0, 0.3])),
@@ -130,6 +130,14 @@ def stories(draw, num_trainers, losses):
 @given(stories(num_trainers=st.integers(1, 3), losses=st.integers(1, 4)))
 def test_lost_devices_lose_nothing(story):
     run(**story)
+
+
+@pytest.mark.nightly
+@settings(max_examples=300)
+@given(stories(st.integers(1, 3), losses=st.integers(0, 4), several_updates=True))
+def test_several_updates_lose_nothing_in_300_orders(story):
+    """Of 2, 3 and 4 updates an epoch, one or two epochs, under every layout and staleness."""
+    assert run(**story).workload.num_updates > 1
 
 
 @settings(max_examples=EXAMPLES * 2)
