@@ -17,6 +17,8 @@ GROUPS = {"train.updates_per_iteration": 3}
 SAMPLES = {"train.updates_per_iteration": 2, "train.dealt_by": "samples"}
 EPOCHS = {"train.updates_per_iteration": 6, "train.epochs": 2}
 BOTH = {"train.updates_per_iteration": 8, "train.epochs": 2, "train.dealt_by": "samples"}
+PAIRS = {**EPOCHS, "rollout.prompts_per_iteration": 4, "train.updates_per_iteration": 4}
+QUARTERS = {"train.updates_per_iteration": 4, "rollout.prompts_per_iteration": 4}
 
 CASES = [
     (Case("colocated", (2,), 4, 3, pauses=True), GROUPS),
@@ -72,6 +74,7 @@ def test_every_layout_is_there_with_groups_or_samples_and_epochs():
 NFT = {"type": "diffusion_nft", "beta": 0.5, "trained_fraction": 0.5}
 LAGGING = {**NFT, "old_policy_decay": "ramp"}
 CORRECTED = {"correction": "truncate", "correction_bounds": (0.5, 1.0001), "clip_range": 1e-4}
+GUARD = {"type": "grpo_guard", "clip_range": 1e-6}
 DPPO = {"type": "flow_dppo", "correction": "icepop", "max_divergence": 1e-9}
 AWM = {
     "type": "awm",
@@ -103,6 +106,9 @@ COMPARING = [
     (Case("tcss", (2, 1), 2, 3, share=1.0), BOTH, {**DANCE, "clip_range": 1e-4}),
     (Case("tsp", (1, 2), 2, 3), {**EPOCHS, **GENERATED}, KL),
     (Case("elastic", (2, 1), 2, 3), {**SAMPLES, **GENERATED}, {**DANCE, **KL}),
+    (Case("elastic", (2, 2), 2, 3, helping=True), PAIRS, GUARD),
+    (Case("gap", (2, 1), 2, 3, pauses=True), QUARTERS, GUARD),
+    (Case("tcss", (1, 2), 2, 3, share=1.0), QUARTERS, {**GUARD, "clip_range": 1e-4}),
 ]
 
 

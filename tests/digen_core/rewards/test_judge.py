@@ -433,7 +433,7 @@ def test_requests_are_under_way_at_the_same_time_and_never_too_many(server):
 
 @pytest.mark.slow
 def test_64_samples_take_little_longer_than_the_server_itself(server):
-    """Which answers each in 0.5 s, so 64 of them, 8 at a time, in 4 s; a busy machine may stop us."""
+    """Which answers each in 0.5 s, so 64 of them, 8 at a time, in 4 s; a machine may be busy."""
     server.seconds, own = 0.5, 64 * 0.5 / 8
     images, taken = torch.rand(64, 3, 64, 64), []
     while not taken or (min(taken) > 1.3 * own and len(taken) < 3):
