@@ -28,12 +28,19 @@ def make_devices(
     num_trainers: int,
     kinds: Sequence[str] = ("default",),
     sites: Sequence[str] = ("",),
+    sizes: Sequence[int] = (1,),
 ) -> list[p.Device]:
-    """Return devices whose kinds, and sites, take turns."""
+    """Return devices whose kinds, sites, and numbers of members, take turns."""
 
     def devices(name: str, roles: frozenset[p.Role], number: int) -> list[p.Device]:
         return [
-            p.Device(f"{name}-{i}", roles, kinds[i % len(kinds)], site=sites[i % len(sites)])
+            p.Device(
+                f"{name}-{i}",
+                roles,
+                kinds[i % len(kinds)],
+                size=sizes[i % len(sizes)],
+                site=sites[i % len(sites)],
+            )
             for i in range(number)
         ]
 
@@ -410,6 +417,7 @@ class RandomCluster:
                 assert version in self.states[device], "a state that the device does not have"
             case p.CopyState(version, device, source):
                 assert [source, device] == self.trainers[:2]
+                assert self.known[source].size == self.known[device].size == 1
                 assert version == max(self.states[source]), "a state that the source has no more"
                 assert not any(isinstance(own, p.Step) for own in self.queues[source])
             case p.Push(version) if version > self.version:
@@ -432,7 +440,9 @@ class RandomCluster:
 
     def _check_safe(self, version: int) -> None:
         """Before a version is used, a second device has its state, if there is one for it."""
-        safe = self.trainers[: 2 if self.schedule.copies_state else 1]
+        two = self.trainers[:2]
+        are_alone = all(self.known[name].size == 1 for name in two)  # a gang deals its state
+        safe = two if self.schedule.copies_state and are_alone else two[:1]
         assert all(version in self.states[name] for name in safe), "a version that may be lost"
 
     def _event_of(self, do: p.Instruction, pause_odds: float) -> p.Event:  # noqa: C901 - a table

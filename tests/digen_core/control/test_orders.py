@@ -34,11 +34,12 @@ def run(
     refill=0,
     not_updated=(),
     mixed=None,
+    sizes=(1,),
     **options,
 ):
     kinds = ("default", "slow")[: 1 + num_rollout % 2]
     sites = ("a", "b")[: 1 + num_trainers % 2]
-    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds, sites)
+    devices = make_devices(schedule.layout.name, num_rollout, num_trainers, kinds, sites, sizes)
     it = Controller(devices, workload, schedule, make_costs(switch))
     cluster = RandomCluster(
         it,
@@ -119,6 +120,7 @@ def stories(draw, num_trainers, losses, several_updates=False):
         "skipped": draw(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=4)),
         "not_updated": draw(st.sets(st.integers(0, 2), max_size=2)),
         "mixed": draw(st.one_of(st.none(), st.randoms(use_true_random=False))),
+        "sizes": draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)),
         "losses": draw(losses),
         "joins": draw(st.booleans()),
         "pause_odds": 0.1,
