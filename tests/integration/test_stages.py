@@ -87,6 +87,11 @@ CASES = [
     StageCase("colocated", family="sd3", rollout="two", dtype="float32"),
     StageCase("elastic", trainers=("two",), helping=True, settings=KL | UNEQUAL),
     StageCase("tsp", rollout="single", trainers=("three", "two"), settings=ALL_WEIGHTS | UNEQUAL),
+    StageCase("colocated", family="flux2", settings=KL),
+    StageCase("tsp", family="flux2", rollout="single", trainers=("three",), settings=ALL_WEIGHTS),
+    StageCase("colocated", family="hunyuan_video15", rollout="two", settings=KL),
+    StageCase("colocated", family="ltx2", rollout="two", settings=KL),
+    StageCase("colocated", family="sana", rollout="two", settings=KL),
 ]
 
 

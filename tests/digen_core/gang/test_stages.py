@@ -44,6 +44,8 @@ DAILY = {
         Case("sd3", lora=False, stages=2, num_rows=1),  # one of them has no pair of its own
     ],
 }
+OF_FOUR_BLOCKS = ("flux", "flux2", "hunyuan_video")
+"""Families whose tiny model has two blocks of each kind; those of the others are two in all."""
 OTHERS = [
     Case("qwen_image", lora=False, stages=2, checkpointing=True),
     Case("z_image", lora=False, stages=2, checkpointing=True),
@@ -80,7 +82,16 @@ def all_cases(size: int) -> list[Case]:
             family, lora, stages=size, checkpointing=checkpointing, in_portions=in_portions, packs=2
         )
         for family, lora, checkpointing, in_portions in product(FAMILIES, *3 * [(False, True)])
-        if size == 2 or family in ("flux", "flux2", "hunyuan_video")
+        if size == 2 or family in OF_FOUR_BLOCKS
+    ]
+
+
+def cut_anywhere(size: int) -> list[Case]:
+    """Models of four blocks, cut at every place that leaves each of the stages one."""
+    blocks = [own for own in product(range(1, 4), repeat=size) if sum(own) == 4]
+    return [
+        Case(family, lora, stages=size, stage_blocks=own)
+        for family, lora, own in product(OF_FOUR_BLOCKS, (False, True), blocks)
     ]
 
 
@@ -133,6 +144,13 @@ def test_stages_of_edits_give_the_gradient_of_the_whole(tiny_families, tmp_path)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_stages_give_the_gradient_of_the_whole_for_every_cut(tiny_families, tmp_path, size):
     compare(size, tmp_path, tiny_families, all_cases(size))
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", [2, 3])
+def test_stages_that_are_cut_anywhere_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
+    compare(size, tmp_path, tiny_families, cut_anywhere(size))
 
 
 @pytest.mark.families
