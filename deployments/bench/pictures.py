@@ -26,11 +26,13 @@ TIMELINE: Final = "timeline.png"
 BEFORE_AFTER: Final = "shapes-before-after.png"
 EDITS: Final = "edits-before-after.png"
 LEARNING: Final = "learning.png"
-BLOCKS: Final = "flux-blocks.png"
-PICTURES: Final = (TIMELINE, BEFORE_AFTER, EDITS, LEARNING, BLOCKS)
-
-IN_STAGES: Final = "flow_grpo_flux_fast", {"parallel.stages": 4}
-"""The recipe whose blocks are drawn, and its settings."""
+IN_STAGES: Final = {
+    "flux-blocks.png": {"parallel.stages": 4},
+    "room-stages.png": {"parallel.stages": 4, "parallel.stage_blocks": (11, 22, 12, 12)},
+}
+"""Pictures of the blocks of a recipe, and its settings: the second is the plan of a page."""
+OF_BLOCKS: Final = "flow_grpo_flux_fast"
+PICTURES: Final = (TIMELINE, BEFORE_AFTER, EDITS, LEARNING, *IN_STAGES)
 
 LEARNING_LAYOUTS: Final = ("elastic", "tcss")
 LEARNING_SEEDS: Final = (0, 1)
@@ -63,10 +65,9 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
         join_grids(run_dir, output / EDITS)
     if LEARNING in names:
         draw_learning(config, folder, output / LEARNING)
-    if BLOCKS in names:
-        recipe, settings = IN_STAGES
-        config = load_config(shipped_configs()[recipe], settings)
-        draw_dag(config, blocks(config), output / BLOCKS)
+    for name in (own for own in IN_STAGES if own in names):
+        config = load_config(shipped_configs()[OF_BLOCKS], IN_STAGES[name])
+        draw_dag(config, blocks(config), output / name)
     console.print(f"made in {output}: {', '.join(names)}", markup=False)
     if others := left_alone(output):
         console.print(f"left alone, screenshots of a browser: {', '.join(others)}", markup=False)

@@ -79,11 +79,6 @@ def alternatives(case: Case) -> Iterator[Row]:
         yield _best_set(case, alone, partial(_far_rollout, case))
 
 
-def best_of(case: Case) -> Row | None:
-    """Return the fastest of all alternatives; None if memory is enough for none."""
-    return min(alternatives(case), key=lambda row: row.seconds, default=None)
-
-
 def pipeline_row(name: str, case: Case, plan: Plan, fences: Sequence[Sequence[int]]) -> Row:
     """Return the row of a pipeline that does all the work."""
     home = {device: place for place, fence in enumerate(fences) for device in fence}
