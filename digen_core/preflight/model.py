@@ -26,7 +26,7 @@ from digen_core.models.expert_names import PARTS, check_experts, lone_expert
 from digen_core.models.image_size import check_local_size
 from digen_core.models.lora_targets import check_targets, learning
 from digen_core.models.registers import check_local_registers
-from digen_core.preflight.gangs import check_gangs
+from digen_core.preflight.gangs import check_gangs, check_targets_of_stages
 from digen_core.preflight.hub import check_source, hub_failure
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
@@ -44,7 +44,7 @@ def check_model(config: RunConfig) -> None:
     if Path(model.source).is_dir():
         check_model_folder(model)
         if config.train.lora is not None:
-            _check_targets(model, config.train.lora.targets)
+            _check_targets(config, config.train.lora.targets)
     else:
         _check_hub_id(model, here=here)
     _check_adapters(model, here=here)
@@ -52,6 +52,8 @@ def check_model(config: RunConfig) -> None:
     if here:
         check_compiler(model)
     check_gangs(config)
+    if Path(model.source).is_dir() and config.train.lora is not None:
+        check_targets_of_stages(config, shapes_in_folder(Path(model.source) / "transformer"))
 
 
 def check_model_folder(model: ModelConfig) -> None:
@@ -82,9 +84,9 @@ def check_model_folder(model: ModelConfig) -> None:
     check_local_registers(model)
 
 
-def _check_targets(model: ModelConfig, targets: Sequence[str]) -> None:
-    layers = layers_of(shapes_in_folder(Path(model.source) / "transformer"))
-    layers = learning(layers, FAMILIES[model.family].idle)
+def _check_targets(config: RunConfig, targets: Sequence[str]) -> None:
+    shapes = shapes_in_folder(Path(config.model.source) / "transformer")
+    layers = learning(layers_of(shapes), FAMILIES[config.model.family].idle)
     if layers:  # there are other formats of weights
         check_targets(targets, layers)
 

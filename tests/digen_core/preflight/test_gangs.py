@@ -269,3 +269,27 @@ def test_coded_cuts_are_taken_where_stages_meet_and_without_stages(config_of):
     cuts, dealt = [{"block": 3}], {"stages": 2, "stage_blocks": [3, 1]}
     check_model(config_of("flux", 1, {"trainer_gang": 2}, dealt, cuts=cuts))
     check_model(config_of("flux", 1, {}, cuts=cuts))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"stages": 3}, r"name no layer of stage 2 of 3, blocks 2 to 3; name more layers, or use"),
+        ({"stages": 2, "stage_blocks": [2, 2]}, r"name no layer of stage 1 of 2, blocks 2 to 3"),
+        ({"stages": 2}, None),  # of about as many bytes: one block and three
+        ({"stages_by_size": [[1, 3], [1, 1, 2]]}, r"name no layer of stage 2 of 3, blocks 2 to 3"),
+    ],
+)
+def test_each_stage_has_a_layer_for_the_lora(config_of, parallel, message):
+    """FLUX.2's blocks with one stream have none of the default targets."""
+    size = parallel.get("stages", 3)
+    own = config_of("flux2", 1, {"trainer_gang": size}, parallel)
+    if message is None:
+        check_model(own)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check_model(own)
+    lora = own.train.lora.model_copy(update={"targets": ("to_q", "to_qkv_mlp_proj")})
+    wide = own.model_copy(update={"train": own.train.model_copy(update={"lora": lora})})
+    check_model(wide)
+    check_model(own.model_copy(update={"train": own.train.model_copy(update={"lora": None})}))
