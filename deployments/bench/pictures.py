@@ -6,7 +6,7 @@ Those of Prefect's pages are screenshots of a browser and are left alone.
 from collections.abc import Collection
 from pathlib import Path
 from statistics import median_low
-from typing import Final
+from typing import Any, Final
 
 from PIL import Image
 
@@ -26,7 +26,7 @@ TIMELINE: Final = "timeline.png"
 BEFORE_AFTER: Final = "shapes-before-after.png"
 EDITS: Final = "edits-before-after.png"
 LEARNING: Final = "learning.png"
-IN_STAGES: Final = {
+IN_STAGES: Final[dict[str, dict[str, Any]]] = {
     "flux-blocks.png": {"parallel.stages": 4},
     "room-stages.png": {"parallel.stages": 4, "parallel.stage_blocks": (11, 22, 12, 12)},
 }

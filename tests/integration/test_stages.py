@@ -10,6 +10,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from support.families import ROUNDED_TO_FLOAT32, family_of, frames_of
+from support.gang_cases import TARGETS
 from support.layout_runs import (
     BOTH,
     ODD,
@@ -33,6 +34,8 @@ CODED = {
     "parallel.stage_blocks": [1, 1, 2],
     "train.min_gradient_cosine": 0.9,
 }
+OF_SANA = {"model.negative_prompt": "blurry"}  # its tiny tokenizer makes nothing of nothing
+OF_FLUX2 = {"train.lora": {"rank": 4, "alpha": 8.0, **TARGETS["flux2"]}}
 BY_SIZE = "parallel.stages_by_size"
 UNEQUAL = {BY_SIZE: [[1, 3], [2, 1, 1]]}
 LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
@@ -87,11 +90,11 @@ CASES = [
     StageCase("colocated", family="sd3", rollout="two", dtype="float32"),
     StageCase("elastic", trainers=("two",), helping=True, settings=KL | UNEQUAL),
     StageCase("tsp", rollout="single", trainers=("three", "two"), settings=ALL_WEIGHTS | UNEQUAL),
-    StageCase("colocated", family="flux2", settings=KL),
+    StageCase("colocated", family="flux2", settings=KL | OF_FLUX2),
     StageCase("tsp", family="flux2", rollout="single", trainers=("three",), settings=ALL_WEIGHTS),
     StageCase("colocated", family="hunyuan_video15", rollout="two", settings=KL),
     StageCase("colocated", family="ltx2", rollout="two", settings=KL),
-    StageCase("colocated", family="sana", rollout="two", settings=KL),
+    StageCase("colocated", family="sana", rollout="two", settings=KL | OF_SANA),
 ]
 
 
