@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Timer
 from time import monotonic, sleep
 
 import pytest
@@ -310,6 +311,42 @@ def test_a_frozen_worker_is_noticed(live):
     assert story.said("worker rollout-0", "has sent no heartbeat for")
 
 
+class Vanishing(Story):
+    """All that generate are at a site that vanishes, and is there again after some seconds."""
+
+    def __init__(self, seconds: float):
+        super().__init__(event_of(p.FragmentGenerated, 1), self.vanish)
+        self.seconds, self.timers = seconds, []
+
+    def vanish(self, story: Story) -> None:
+        pids = [story.pid_of(name) for name in ("rollout-0", "rollout-1")]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            self.timers.append(Timer(self.seconds, self.come_back, [pid]))
+            self.timers[-1].start()
+
+    def come_back(self, pid: int) -> None:
+        with suppress(ProcessLookupError):  # its nanny has started another one
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.operation
+@pytest.mark.parametrize(
+    ("timeout", "seconds", "is_dropped"), [(5, 60, True), (120, 60, False)], ids=str
+)
+def test_a_site_that_vanishes_is_waited_for_or_dropped(live, timeout, seconds, is_dropped):
+    """By ``cluster.heartbeat_timeout``: dropped, it joins again when it is back."""
+    story = Vanishing(seconds)
+    began = monotonic()
+    live(story, schedule__layout="gap", cluster__heartbeat_timeout=timeout)
+    for timer in story.timers:
+        timer.join()
+    assert story.said("has sent no heartbeat for") == is_dropped
+    assert story.said("waiting for a worker with the role rollout") == is_dropped
+    assert story.said("has joined") == is_dropped
+    assert is_dropped or monotonic() - began > seconds, "nobody else generates"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("push", ["dense", operation("delta")])
 def test_a_source_is_lost_before_others_pull_from_it(live, push):
@@ -501,8 +538,9 @@ def test_a_worker_is_added(live):
     story = Addition()
     live(story, num_iterations=8)
     assert story.said("worker rollout-9 has joined")
-    devices = {span.device for record in story.records for span in record.spans}
-    assert "rollout-9" in devices
+    joined = next(own for own in story.records if own.metrics["workers/joined"])
+    worked = next(own for own in story.records if any(s.device == "rollout-9" for s in own.spans))
+    assert worked.iteration <= joined.iteration + 1
 
 
 class Leaving(Story):
