@@ -55,6 +55,7 @@ TWO_SITES = {
 """A version takes 1.5 s to cross, what is trained of a sample at a step 0.1 s."""
 
 GANGS = {"pair": DeviceKind(count=4, gang=2, hosts=2)}
+ROOM = {"four": DeviceKind(count=2, gang=4, hosts=2)}
 
 
 @pytest.fixture
@@ -168,6 +169,7 @@ def test_best_of_n_is_refused(scenario, tmp_path):
         (Choice("tsp", 2), {}),
         (Choice("tsp", 3), {"pulls_at_once": 1}),
         (Choice("tsp", 2), {"pulls_at_once": 1, "gradient_sum": 0.2, "kinds": GANGS}),
+        (Choice("tsp", 1), {"devices": 2, "kinds": ROOM}),
         (Choice("tsp", 2), {"group_steps": (3, 2)}),  # of which two, and one, are trained
     ],
     ids=[
@@ -175,6 +177,7 @@ def test_best_of_n_is_refused(scenario, tmp_path):
         "tsp",
         "tsp with all weights",
         "gangs on two hosts with all weights",
+        "gangs of four stages",
         "tsp with groups of their own steps",
     ],
 )
