@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from digen_core.checkpoints.export import save_transformer
+from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.rows import gathered_weights, whole_weights
@@ -243,7 +244,8 @@ def seconds_of_blocks(config: RunConfig, count: int, seconds: float) -> tuple[fl
     policy = trained_policy(config, gang)
     pairs = pairs_of(policy, config, count)  # collective: its log-probs are the policy's
     pack_gradient(policy, pairs, config, gang)
-    (block,) = policy.transformer.transformer_blocks
+    transformer, row = policy.transformer, FAMILIES[config.model.family]
+    (block,) = (block for name in row.blocks for block in getattr(transformer, name))
     block.register_forward_pre_hook(lambda *_: sleep(seconds))
     block.register_full_backward_pre_hook(lambda *_: sleep(seconds))
     dist.barrier()

@@ -49,5 +49,5 @@ def test_the_link_takes_as_long_as_it_says():
     assert coded.step_bytes < 0.5 * none.step_bytes
     assert coded.pack_bytes < 0.4 * none.pack_bytes
     assert coded.step < none.step
-    assert coded.pack < none.pack
+    assert none.pack > 1.6 * coded.pack
     assert 0.98 < coded.cosine < 1

@@ -3,9 +3,12 @@
 from dataclasses import asdict
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
+from digen_core.gang.stages import PORTIONS_PER_STAGE
+from digen_core.planning.stages.pipeline import Way, simulate
 from support.edits import write_edit_2511
 from support.families import FAMILIES, KONTEXT, MODELS, OFTEN, ROUNDED_TO_FLOAT32
 from support.gang_cases import (
@@ -175,6 +178,28 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
         if max(shares[-1]) < 0.8:
             return
     pytest.fail(f"stages waited for each other: {shares}")
+
+
+@pytest.mark.nightly
+def test_four_stages_take_what_a_simulation_says(tiny_families, tmp_path):
+    """Within 5%, if the machine is quiet: blocks take a while, and what else there is next to none.
+
+    A pass of the reference, one there and one back go through four equal stages in 16 portions.
+    """
+    config = Case("flux", stages=4).config(tiny_families["flux"])
+    seconds, count = 0.8, 4 * PORTIONS_PER_STAGE
+    way = Way(np.zeros(4), np.ones(4), np.full(3, 1e-9), np.zeros(3))
+    simulated = 3 * simulate(way, [seconds] * count)
+    assert simulated == pytest.approx(3 * (count + 3) * seconds)
+    found = []
+    for attempt in range(3):
+        (folder := tmp_path / str(attempt)).mkdir()
+        times = run_gang(4, folder, seconds_of_blocks, config, count, seconds)
+        found.append(max(waited for _, waited in times))
+        assert found[-1] > 0.99 * simulated
+        if found[-1] < 1.05 * simulated:
+            return
+    pytest.fail(f"{found} s, where {simulated:.1f} were simulated")
 
 
 @pytest.mark.parametrize("models", [OFTEN, pytest.param(MODELS, marks=pytest.mark.families)])
