@@ -34,6 +34,7 @@ CODED = {
     "parallel.stage_blocks": [1, 1, 2],
     "train.min_gradient_cosine": 0.9,
 }
+BEST_OF_TWO_SIZES = {"algorithm.best_of": 2, "model.sizes": [[32, 48, 1]]}
 OF_SANA = {"model.negative_prompt": "blurry"}  # its tiny tokenizer makes nothing of nothing
 OF_FLUX2 = {"train.lora": {"rank": 4, "alpha": 8.0, **TARGETS["flux2"]}}
 BY_SIZE = "parallel.stages_by_size"
@@ -92,6 +93,7 @@ CASES = [
     StageCase("tsp", rollout="single", trainers=("three", "two"), settings=ALL_WEIGHTS | UNEQUAL),
     StageCase("colocated", family="flux2", settings=KL | OF_FLUX2),
     StageCase("tsp", family="flux2", rollout="single", trainers=("three",), settings=ALL_WEIGHTS),
+    StageCase("tsp", rollout="single", trainers=("three",), settings=KL | BEST_OF_TWO_SIZES),
     StageCase("colocated", family="hunyuan_video15", rollout="two", settings=KL),
     StageCase("colocated", family="ltx2", rollout="two", settings=KL),
     StageCase("colocated", family="sana", rollout="two", settings=KL | OF_SANA),
