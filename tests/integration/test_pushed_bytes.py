@@ -91,7 +91,7 @@ def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path, push, lora,
     assert heard_of == {**({} if lora else {0: 1}), 1: 1, 2: 1}
     run_dir = Path(report.run_dir)
     num_weights = sum(value.size for value in last_state(run_dir).weights.values())
-    version = (4 if lora else 2) * num_weights  # adapters are float32 in the model, too
+    version = 2 * num_weights  # adapters are bfloat16 as the model's layers are
     spans = [span for span in read_spans(run_dir / "spans") if span.kind == "push"]
     crossed = [span.num_bytes for span in spans if (span.version, span.device) in crossing]
     shares = [sent / version for sent in crossed]
@@ -100,20 +100,28 @@ def test_a_version_crosses_to_a_site_once(prefect_backend, tmp_path, push, lora,
     near = [own.num_bytes for own in inside if (own.version, own.device) not in crossing]
     assert all(version < sent <= 1.05 * version for sent in near)
     assert {span.device for span in spans} >= far
-    check_link(run_dir, version, crossed)
+    check_sent(run_dir, version, crossed)
+    if lora is None:  # adapters are too few bytes to tell what one takes
+        check_link(run_dir)
 
 
-def check_link(run_dir: Path, version: float, crossed: list[int]) -> None:
-    """What a run has learnt of its link, and counts in its metrics."""
+def check_link(run_dir: Path) -> None:
+    """What a run has learnt of its link."""
+    from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
+
+    (link,) = load_profile(run_dir / PROFILE_OF_RUN).links
+    assert link.sites == {"a", "b"}
+    assert link.bytes_per_second > 0
+
+
+def check_sent(run_dir: Path, version: float, crossed: list[int]) -> None:
+    """What a run has learnt of the bytes of versions, and counts in its metrics."""
     from digen_core.planning.profile import PROFILE_OF_RUN, load_profile
     from digen_core.transport.metrics import read_metrics
 
-    profile = load_profile(run_dir / PROFILE_OF_RUN)
-    (link,) = profile.links
-    assert link.sites == {"a", "b"}
-    assert link.bytes_per_second > 0
-    assert profile.sent.version == version
+    sent = load_profile(run_dir / PROFILE_OF_RUN).sent
+    assert sent.version == version
     # With what the messages themselves take, which is more on a busy machine.
-    assert -1 < profile.sent.delta - sum(crossed) / 2 < 0.01 * version
+    assert -1 < sent.delta - sum(crossed) / 2 < 0.01 * version
     gigabytes = [record.metrics["links/a-b/gb"] for record in read_metrics(run_dir / "metrics")]
-    assert all(gb >= sent / 1e9 for gb, sent in zip(gigabytes, crossed, strict=True))
+    assert all(gb >= own / 1e9 for gb, own in zip(gigabytes, crossed, strict=True))
