@@ -21,6 +21,7 @@ from digen_core.records import EvaluationReport
 from support.families import TOKENS
 from support.judge_servers import MODEL, images_of, judging, says, texts_of
 from support.runs import merged, only_run
+from support.tiny_image_reward import write_image_reward
 from support.tiny_models import write_blip_vqa, write_clip, write_dino, write_mask2former
 
 pytestmark = pytest.mark.slow
@@ -394,6 +395,43 @@ def test_the_table_is_that_of_the_paper():
     short = report.model_copy(update={"num_prompts": 5, "rewards": {"geneval/counting": 1.0}})
     print_suite(short, SUITES["geneval"], console)
     assert "of 5 prompts; the published suite has 553" in console.export_text()
+
+
+@pytest.mark.operation
+def test_a_run_is_judged_by_drawbench_and_by_what_can_be_read(tree, tmp_path, prefect_backend):
+    """PickScore and ImageReward are tiny ones of their architecture; the reader is the real one."""
+    from flows.evaluate_run import evaluate_run
+    from flows.post_train import post_train
+
+    post_train(RunConfig.model_validate(merged(tree, {"num_iterations": 1})))
+    run_dir = only_run(tree)
+    for name in ("clip", "blip"):
+        (tmp_path / name).mkdir()
+    clip, blip = write_clip(tmp_path / "clip"), write_image_reward(tmp_path / "blip")
+    models = {
+        "rewards.pickscore.path": str(clip),
+        "rewards.pickscore.processor": str(clip),
+        "rewards.image_reward.path": str(blip),
+        "rewards.image_reward.tokenizer": str(blip / "tokenizer"),
+    }
+    table = tmp_path / "DrawBench.csv"
+    table.write_text('Prompts,Category\nA red car.,Colors\n"A sign, ""Open"".",Text\n')
+    report = evaluate_run(str(run_dir), str(table), suite="drawbench", settings=models)
+    assert (report.num_prompts, report.num_samples) == (2, 2)
+    scores = {name: report.by_prompt[f"{name}/score"] for name in ("pickscore", "image_reward")}
+    for name, found in scores.items():
+        assert len(set(found)) == 2, f"{name} does not look at prompts and images"
+        assert report.rewards[f"{name}/score"] == pytest.approx(sum(found) / 2)
+    assert (run_dir / "evaluation" / "drawbench-1.json").exists()
+
+    quotes = tmp_path / "test.txt"
+    quotes.write_text('a sign that says "Open"\na shop called "Rye"\n')
+    report = evaluate_run(str(run_dir), str(quotes), suite="ocr")
+    assert (report.num_prompts, report.num_samples) == (2, 2)
+    assert report.rewards["ocr/score"] == 0, "noise says nothing"
+    console = Console(width=100, record=True)
+    print_suite(report, SUITES["ocr"], console)
+    assert "OCR accuracy" in console.export_text()
 
 
 @pytest.mark.operation
