@@ -6,6 +6,8 @@ that fails later is one line and exit code 1.
 """
 
 import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -225,7 +227,22 @@ def main() -> None:
     collect_rarely()
     install()
     apply_settings()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)
+
+
+def _is_unread() -> bool:
+    """Say whether nobody reads the output any more, as head that has seen enough."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    return any(found & select.POLLERR for _, found in pipe.poll(0))
 
 
 def _fail(error: object, code: int) -> int:

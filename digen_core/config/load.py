@@ -201,9 +201,12 @@ def _got(value: object, choices: str) -> str:
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
     """Say all of a validation error of another file than a config in one line."""
     problems = []
+    above = {item["loc"][:-1] for item in error.errors()}
     for item in error.errors():
+        if item["type"] == "too_short" and item["loc"] in above:  # it counts those that are right
+            continue
         key = ".".join(str(part) for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        message = _message(item).replace("Input should be", "must be")
         if item["type"] == "extra_forbidden":
             name = ".".join(part for part in item["loc"] if isinstance(part, str))
             near = get_close_matches(name, known_keys(model), 1)

@@ -1,5 +1,6 @@
 """A scenario: a recipe and a cluster as numbers, from which schedules are simulated and planned."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count, cycle, islice
 from math import ceil
@@ -188,6 +189,9 @@ class Scenario(Strict):
                     f"links: one is between {list(link.between)}, but kinds have the sites "
                     f"{sorted(sites)}"
                 )
+        asked = Counter(link.sites for link in self.links)
+        if twice := [sorted(pair) for pair, number in asked.items() if number > 1]:
+            raise ValueError(f"links: {twice[0]} are linked more than once; leave one link")
         return self
 
     def scaled(self, factor: float) -> "Scenario":

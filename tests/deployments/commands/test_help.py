@@ -1,5 +1,6 @@
 """Typos get a suggestion, and the shell completes; the examples are checked in tests/printed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -79,3 +80,20 @@ def test_completion_installs_itself_for_the_shell(tmp_path):
     environment["PYTHONPATH"] = ":".join(sys.path)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
     assert (tmp_path / ".local/share/bash-completion/completions/digen").is_file()
+
+
+@pytest.mark.parametrize("command", [[], ["config", "show", "shapes"]], ids=["short", "long"])
+def test_output_that_nobody_reads_is_no_failure(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", "from deployments.cli import main; main()", *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (found.returncode, found.stderr) == (141, "")

@@ -311,3 +311,12 @@ def test_what_only_starts_workers_does_not_keep_devices_from_changing(tmp_path):
     assert names == [
         "+1 large", "-1 large", "+1 small", "-1 small", "+1 whole (rollout)", "-1 whole (rollout)",
     ]  # fmt: skip
+
+
+def test_what_is_wrong_in_a_list_is_told_once_and_in_plain_words(tmp_path):
+    for said, words in (('["large", 3]', "ranks.1: must be a valid string (got 3)"), ("[]", None)):
+        text = re.sub("ranks = .*", f"ranks = {said}", ROOM, count=1)
+        with pytest.raises(UserError) as error:
+            cluster_in(tmp_path, text)
+        words = words or "ranks: must have 2 or more values (got [])"
+        assert str(error.value).endswith(f"toml: gangs.0.{words}")

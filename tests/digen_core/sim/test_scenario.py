@@ -134,3 +134,33 @@ def test_a_missing_key_is_named(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the scenario .*no\.toml: No such file"):
         load_scenario(tmp_path / "no.toml")
+
+
+def test_two_links_between_the_same_sites_are_refused(tmp_path):
+    text = (SCENARIOS / "D.toml").read_text().split("\n[seconds]")[0]
+    for name, site in (("near", "a"), ("far", "b")):
+        text += f'\n[kinds.{name}]\ncount = 8\nsite = "{site}"\n'
+    for between in ('["a", "b"]', '["b", "a"]'):
+        load_scenario(_file(tmp_path, text))
+        text += f"\n[[links]]\nbetween = {between}\nbytes_per_second = 1e6\n"
+    with pytest.raises(UserError, match=r"links: \['a', 'b'\] are linked more than once"):
+        load_scenario(_file(tmp_path, text))
+
+
+def test_lists_of_a_file_are_refused_in_plain_words(tmp_path):
+    link = "\nbytes_per_second = 1e6\nbetween = "
+    for said, words in (
+        ("[links]" + link + '["a", "b"]', "links: must be a list"),
+        ("[[links]]" + link + '["a", "b", "c"]', "links.0.between: must have 2 or fewer values"),
+    ):
+        path = _file(tmp_path, said)
+        with pytest.raises(UserError) as error:
+            load_scenario(path)
+        assert words in str(error.value)
+        assert "uple" not in str(error.value)
+
+
+def _file(folder, text):
+    path = folder / "own.toml"
+    path.write_text(text)
+    return path
