@@ -1,6 +1,6 @@
 """Recorded outputs of the published implementations, and how to compare with them.
 
-tests/data/oracles/ holds what FlowGRPO (July and November 2025), DanceGRPO, MixGRPO, DiffusionNFT
+tests/oracles/ holds what FlowGRPO (July and November 2025), DanceGRPO, MixGRPO, DiffusionNFT
 and DDPO returned for stored inputs. The float64 recordings of steps used float32 noise levels,
 up-cast, and 0.5 ln(2 pi) in float32.
 """
