@@ -6,14 +6,16 @@ that fails later is one line and exit code 1.
 """
 
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 
 from deployments.bench import training
 from deployments.bench.commands import bench
@@ -67,8 +69,22 @@ def _version() -> str:
         return "unknown (not installed)"
 
 
+def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return what an argument says, as cyclopts converts it, but no fraction rounded to an integer.
+
+    Raises:
+        ValueError: it has to be an integer.
+    """
+    if kind in (int, list[int]):
+        for text in (token.value for token in tokens):
+            if re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", text):
+                raise ValueError(f"{text} is no integer; give a whole number")
+    return convert(kind, tokens)
+
+
 app = App(
     name="digen",
+    default_parameter=Parameter(converter=_converted),
     help="Reinforcement-learning post-training of diffusion and flow-matching models.",
     version=_version,
     help_format="plaintext",

@@ -450,6 +450,11 @@ SETTINGS = {
         ["simulate", "B", "--iterations", "1000000000000"],
         "use 2 <= iterations <= 1000, since each is simulated",
     ),
+    "a fraction of an update": (
+        ["simulate", "D", "--updates", "1.5"],
+        "Invalid value for --updates: 1.5 is no integer; give a whole number",
+    ),
+    "a fraction of a seed": (["bench", "layouts", "D", "--seed", "0.5"], "0.5 is no integer"),
 }
 
 
