@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from digen_core.config.families import Family
 from digen_core.gang.codecs import UNCODED, CodedCuts
 from digen_core.gang.members import ALONE, Gang
+from digen_core.gang.runs import runs_of
 
 
 class CutReached(Exception):  # noqa: N818 - no error: it ends the forward pass of a stage
@@ -153,7 +153,8 @@ def cut(transformer: nn.Module, family: Family, gang: Gang) -> None:
         gang: whose member this process is.
     """
     lists = {name: list(getattr(transformer, name)) for name in family.blocks}
-    run = runs_of([_bytes(block) for own in lists.values() for block in own], gang)[gang.stage]
+    sizes = [_bytes(block) for own in lists.values() for block in own]
+    run = runs_of(sizes, gang.stages, gang.stage_blocks)[gang.stage]
     first = 0
     for name, blocks in lists.items():
         numbers = range(first, first + len(blocks))
@@ -177,35 +178,6 @@ def run_of(transformer: nn.Module, family: Family) -> range:
     """Return the numbers of the blocks that a stage has."""
     run: range = getattr(transformer, next(iter(family.blocks))).run
     return run
-
-
-def runs_of(sizes: Sequence[int], gang: Gang) -> list[range]:
-    """Return the blocks of each stage of a gang: those that the config says, or else equal parts.
-
-    Args:
-        sizes: of each block, in bytes.
-        gang: with at most as many stages as there are blocks.
-    """
-    ends = [sum(gang.stage_blocks[: n + 1]) for n in range(len(gang.stage_blocks))]
-    if not ends:
-        ends = list(_equal(tuple(sizes), gang.stages))
-    return [range(first, end) for first, end in pairwise([0, *ends])]
-
-
-def _equal(sizes: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Return the ends of runs of which the largest is as small as can be."""
-
-    @cache
-    def best(end: int, count: int) -> tuple[int, tuple[int, ...]]:
-        if count == 1:
-            return sum(sizes[:end]), (end,)
-        found = []
-        for start in range(count - 1, end):
-            most, ends = best(start, count - 1)
-            found.append((max(most, sum(sizes[start:end])), (*ends, end)))
-        return min(found)
-
-    return best(len(sizes), stages)[1]
 
 
 def _bytes(block: nn.Module) -> int:

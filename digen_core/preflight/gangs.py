@@ -10,7 +10,6 @@ from pathlib import Path
 from digen_core.config.families import FAMILIES, Settings
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
-from digen_core.gang.cutting import runs_of
 from digen_core.gang.degrees import (
     check_cuts,
     check_degree,
@@ -18,7 +17,7 @@ from digen_core.gang.degrees import (
     check_shards,
     check_stages,
 )
-from digen_core.gang.members import Gang
+from digen_core.gang.runs import runs_of
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.lora_targets import learning
@@ -70,8 +69,7 @@ def check_targets_of_stages(config: RunConfig, shapes: dict[str, tuple[int, ...]
     ways = [*parallel.stages_by_size, *[parallel.stage_blocks] * (parallel.stages > 1)]
     for way in ways:
         stages = len(way) or parallel.stages
-        gang = Gang(size=stages, stages=stages, stage_blocks=way)
-        for number, run in enumerate(runs_of(list(blocks.values()), gang)):
+        for number, run in enumerate(runs_of(list(blocks.values()), stages, way)):
             own = tuple(list(blocks)[run.start : run.stop])
             if not any(name.startswith(own) for name in attached):
                 raise ConfigError(

@@ -24,9 +24,9 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.costs import Link
 from digen_core.control.protocol import Device
-from digen_core.gang.cutting import runs_of
 from digen_core.gang.degrees import check_stages
 from digen_core.gang.members import Gang
+from digen_core.gang.runs import runs_of
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import load_trainable
 from digen_core.models.pipeline.policy import PipelinePolicy
@@ -112,8 +112,7 @@ def _in_stages(config: RunConfig) -> RunConfig:
         check_stages(config, transformer=transformer)
         blocks = FAMILIES[config.model.family].num_blocks(transformer)
     parallel = config.parallel
-    gang = Gang(size=parallel.stages, stages=parallel.stages, stage_blocks=parallel.stage_blocks)
-    runs = runs_of([1] * blocks, gang)
+    runs = runs_of([1] * blocks, parallel.stages, parallel.stage_blocks)
     return _dealt(config, stage_blocks=tuple(map(len, runs)))
 
 

@@ -15,8 +15,7 @@ from matplotlib.patches import Rectangle
 
 from deployments.views.size import short
 from digen_core.config.run import RunConfig
-from digen_core.gang.cutting import runs_of
-from digen_core.gang.members import Gang
+from digen_core.gang.runs import runs_of
 from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.operators import Operators
 from digen_core.trace.drawing import COLOURS
@@ -59,8 +58,8 @@ def _svg_of(figure: Figure) -> bytes:
 def _stages_of(config: RunConfig, chain: Chain) -> list[range]:
     """Return the blocks of each of a config's stages, as a gang cuts them."""
     parallel = config.parallel
-    gang = Gang(0, parallel.stages, stages=parallel.stages, stage_blocks=parallel.stage_blocks)
-    return runs_of([round(block.weight_bytes) for block in chain.blocks], gang)
+    sizes = [round(block.weight_bytes) for block in chain.blocks]
+    return runs_of(sizes, parallel.stages, parallel.stage_blocks)
 
 
 def _draw_chain(axes: Axes, config: RunConfig, chain: Chain) -> None:

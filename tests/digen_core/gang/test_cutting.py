@@ -13,8 +13,9 @@ from safetensors import safe_open
 from digen_core.config.families import FAMILIES
 from digen_core.errors import ConfigError
 from digen_core.gang import stage_files
-from digen_core.gang.cutting import cut, runs_of
+from digen_core.gang.cutting import cut
 from digen_core.gang.members import Gang
+from digen_core.gang.runs import runs_of
 from digen_core.gang.stage_files import load_stage, without_numbers
 from support.families import PUBLISHED, load_tiny
 from support.paths import ROOT
@@ -33,7 +34,7 @@ def num_bytes(module) -> int:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
 def test_the_largest_run_is_as_small_as_can_be(sizes, data):
     stages = data.draw(st.integers(1, len(sizes)))
-    runs = runs_of(sizes, member(0, stages))
+    runs = runs_of(sizes, stages)
     assert [n for run in runs for n in run] == list(range(len(sizes)))
     assert len(runs) == stages
     assert all(runs)
@@ -46,7 +47,7 @@ def test_the_largest_run_is_as_small_as_can_be(sizes, data):
 
 
 def test_the_config_may_say_where_to_cut():
-    assert runs_of([1] * 6, member(0, 3, (1, 3, 2))) == [range(1), range(1, 4), range(4, 6)]
+    assert runs_of([1] * 6, 3, (1, 3, 2)) == [range(1), range(1, 4), range(4, 6)]
 
 
 class Watched:

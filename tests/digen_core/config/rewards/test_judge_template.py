@@ -62,7 +62,7 @@ WRONG = {
     "no TOML": ("score = ", "is not valid TOML: "),
     "no UTF-8": (b"user = '\xff'", "is not valid TOML: 'utf-8' codec can't decode"),
     "no text": ("", "user is missing"),
-    "an empty text": ("user = ''", "user: String should have at least 1 character (got '')"),
+    "an empty text": ("user = ''", "user: must not be empty (got '')"),
     "a number as text": ("user = 3", "user: must be a valid string (got 3)"),
     "no such way": ("score = 'yesno'", "score is 'yesno'; use yes_no, rubric, pattern"),
     "a way that is a list": ("score = ['yes_no']", "score is ['yes_no']; use yes_no"),
@@ -71,7 +71,7 @@ WRONG = {
     "no components": ("score = 'rubric'\nuser = 'a'", "components is missing"),
     "an empty rubric": (
         "score = 'rubric'\nuser = 'a'\n[components]",
-        "components: Dictionary should have at least 1 item",
+        "components: must have 1 or more values (got {})",
     ),
     "a component without a range": (
         "score = 'rubric'\nuser = 'a'\n[components.x]", "components.x.range is missing",
@@ -143,7 +143,7 @@ def test_what_is_no_file_is_one_line(tmp_path):
     for name, message in {
         "folder.toml": "it is a folder, not a file",
         "bytes.txt": "save it as UTF-8",
-        "empty.txt": "user: String should have at least 1 character",
+        "empty.txt": "user: must not be empty",
         "pipe.toml": "it is a pipe, not a file",
         "none.toml": "there is no judge's template .*none.toml .*digen's: digen:judges/alignment",
     }.items():
