@@ -133,6 +133,7 @@ def check_a_blip(run_dir, prompts, tmp_path):
         evaluate_run(str(run_dir), prompts, suite="dpg-blip", settings=wrong)
 
 
+@pytest.mark.nightly
 def test_a_run_is_judged_by_dpg_bench(tree, tmp_path, prefect_backend):
     """Held against the questions that a server was asked, and its answers to them."""
     from flows.evaluate_run import evaluate_run

@@ -18,7 +18,7 @@ from digen_core.rewards.scoring import RewardError, score_images
 from support.judge_servers import TinyVlm
 from support.waiting import comes_to
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 DIGITS = "0123456789"
 IMAGES = torch.rand(6, 3, 40, 56, generator=torch.Generator().manual_seed(0))
