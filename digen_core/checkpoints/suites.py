@@ -76,10 +76,17 @@ def _of_kinds(kinds: Mapping[str, str], column: str) -> dict[str, str]:
     return {f"{rewards[kind]}/{kind}": title for kind, title in kinds.items()}
 
 
-def _of_questions(reward: str) -> dict[str, str]:
-    """Return what DPG-Bench's table shows of a reward that answers its questions."""
+def _dpg_bench(reward: str) -> Suite:
+    """Return DPG-Bench, whose questions a reward answers."""
     categories = {f"{reward}/{category}": title for category, title in DPG_CATEGORIES.items()}
-    return {**categories, f"{reward}/score": "Overall"}
+    return Suite(
+        rewards={reward: {}},
+        shown={**categories, f"{reward}/score": "Overall"},
+        samples_per_prompt=4,
+        num_prompts=1065,
+        columns=DPG_COLUMNS,
+        factor=100,
+    )
 
 
 SUITES: Final[Mapping[SuiteName, Suite]] = {
@@ -100,22 +107,8 @@ SUITES: Final[Mapping[SuiteName, Suite]] = {
         samples_per_prompt=1,
         num_prompts=200,
     ),
-    "dpg": Suite(
-        rewards={"dpg": {}},
-        shown=_of_questions("dpg"),
-        samples_per_prompt=4,
-        num_prompts=1065,
-        columns=DPG_COLUMNS,
-        factor=100,
-    ),
-    "dpg-blip": Suite(
-        rewards={"dpg_blip": {}},
-        shown=_of_questions("dpg_blip"),
-        samples_per_prompt=4,
-        num_prompts=1065,
-        columns=DPG_COLUMNS,
-        factor=100,
-    ),
+    "dpg": _dpg_bench("dpg"),
+    "dpg-blip": _dpg_bench("dpg_blip"),
     "t2i-compbench": Suite(
         rewards={
             "blip_vqa": {},

@@ -44,7 +44,7 @@ def check_model(config: RunConfig) -> None:
     if Path(model.source).is_dir():
         check_model_folder(model)
         if config.train.lora is not None:
-            _check_targets(config, config.train.lora.targets)
+            _check_targets(model, config.train.lora.targets)
     else:
         _check_hub_id(model, here=here)
     _check_adapters(model, here=here)
@@ -52,7 +52,7 @@ def check_model(config: RunConfig) -> None:
     if here:
         check_compiler(model)
     check_gangs(config)
-    if Path(model.source).is_dir() and config.train.lora is not None:
+    if Path(model.source).is_dir() and config.train.lora is not None and config.parallel.has_stages:
         check_targets_of_stages(config, shapes_in_folder(Path(model.source) / "transformer"))
 
 
@@ -84,9 +84,9 @@ def check_model_folder(model: ModelConfig) -> None:
     check_local_registers(model)
 
 
-def _check_targets(config: RunConfig, targets: Sequence[str]) -> None:
-    shapes = shapes_in_folder(Path(config.model.source) / "transformer")
-    layers = learning(layers_of(shapes), FAMILIES[config.model.family].idle)
+def _check_targets(model: ModelConfig, targets: Sequence[str]) -> None:
+    layers = layers_of(shapes_in_folder(Path(model.source) / "transformer"))
+    layers = learning(layers, FAMILIES[model.family].idle)
     if layers:  # there are other formats of weights
         check_targets(targets, layers)
 

@@ -5,6 +5,7 @@ worker loads it, it refuses here.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
@@ -35,7 +36,7 @@ def check_shown(model: ModelConfig, prompts: Sequence[Prompt]) -> None:
         fewest = FAMILIES[model.family].fewest_images(transformer)
     except (UserError, OSError, ValueError, KeyError, TypeError):
         return
-    _check_sizes(model)
+    _check_sizes(model, folder)
     for prompt in prompts:
         if len(prompt.images) < fewest:
             raise ConfigError(
@@ -44,12 +45,12 @@ def check_shown(model: ModelConfig, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _check_sizes(model: ModelConfig) -> None:
+def _check_sizes(model: ModelConfig, folder: Path) -> None:
     """Check the sizes of samples, in which images are shown, by the adapter."""
     from digen_core.models.families import adapter_of
 
     try:
-        policy = adapter_of(model.family).without_weights(model, settings_folder(model.path))
+        policy = adapter_of(model.family).without_weights(model, folder)
         for size in model.sizes:
             policy.at_size(size)
     except ConfigError:

@@ -15,9 +15,10 @@ from PIL import Image
 
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Prompt
+from digen_core.models.families import adapter_of
 from digen_core.models.families.wan import EMBEDDED_TOKENS
 from digen_core.models.pipeline.policy import PipelinePolicy
-from digen_core.models.policy import Condition
+from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.conditions import encoded
 
@@ -81,3 +82,25 @@ def showing(pipeline: Any, height: int, width: int) -> AbstractContextManager[An
         return (width, height, None) if own is qwen_edit else (width, height)
 
     return patch.object(own, "calculate_dimensions", dimensions)
+
+
+def check_counted_shapes(policy: PipelinePolicy, prompts: Sequence[Prompt]) -> None:
+    """Check that embeddings of two prompts have the shapes that are counted, in several sizes."""
+    for size in ((64, 96, 5), (32, 64, 9)):
+        view = policy.at_size(size)
+        blank, condition = view.blank_condition(2), encoded(view, prompts)
+        assert {n: (v.shape, v.dtype) for n, v in blank.items()} == {
+            n: (v.shape, v.dtype) for n, v in condition.items()
+        }
+        x = torch.randn(2, *view.latent_shape)
+        assert view.velocity(x, torch.tensor([0.3, 0.8]), condition).shape == x.shape
+
+
+def check_trainer(policy: PipelinePolicy, prompts: Sequence[Prompt]) -> None:
+    """Check that a policy that encodes nothing computes the same velocities of two prompts."""
+    trainer = adapter_of(policy.config.family).load(policy.config, TRAINER_PARTS)
+    x, sigma = torch.randn(2, *policy.latent_shape), torch.tensor([0.3, 0.95])
+    condition = encoded(policy, prompts)
+    assert torch.equal(trainer.velocity(x, sigma, condition), policy.velocity(x, sigma, condition))
+    assert trainer.pipeline.text_encoder is None
+    assert getattr(trainer.pipeline, "image_encoder", None) is None

@@ -19,7 +19,7 @@ from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.edits import source
+from support.edits import check_counted_shapes, check_trainer, source
 from support.families import NEGATIVE, OF_KIND, TOKENS, load_tiny
 from support.stock import with_euler_steps
 
@@ -85,25 +85,13 @@ def test_another_image_makes_another_video(tiny_families, name):
 @pytest.mark.parametrize("name", KINDS)
 def test_each_value_has_the_shape_that_is_counted_in_any_size(tiny_families, name):
     policy = load_first(tiny_families, name)
-    for size in ((HEIGHT, WIDTH, 5), (32, 64, 9)):
-        view = policy.at_size(size)
-        blank, condition = view.blank_condition(2), encoded(view, PROMPTS)
-        assert {n: (v.shape, v.dtype) for n, v in blank.items()} == {
-            n: (v.shape, v.dtype) for n, v in condition.items()
-        }
-        x = torch.randn(2, *view.latent_shape)
-        assert view.velocity(x, torch.tensor([0.3, 0.8]), condition).shape == x.shape
+    check_counted_shapes(policy, PROMPTS)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(tiny_families, name):
     policy = load_first(tiny_families, name)
-    trainer = adapter_of("wan").load(policy.config, TRAINER_PARTS)
-    x, sigma = torch.randn(2, *policy.latent_shape), torch.tensor([0.3, 0.95])
-    condition = encoded(policy, PROMPTS)
-    assert torch.equal(trainer.velocity(x, sigma, condition), policy.velocity(x, sigma, condition))
-    assert trainer.pipeline.text_encoder is None
-    assert getattr(trainer.pipeline, "image_encoder", None) is None
+    check_trainer(policy, PROMPTS)
 
 
 def test_a_given_frame_ends_as_the_images_whatever_is_added_to_it(tiny_families):

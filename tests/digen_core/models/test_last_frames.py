@@ -10,15 +10,13 @@ from PIL import Image
 from digen_core.config.model import ModelConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
-from digen_core.models.families import adapter_of
-from digen_core.models.policy import TRAINER_PARTS
 from digen_core.preflight.model import check_model_folder
 from digen_core.preflight.shown import check_shown
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.edits import source, write_flf2v
+from support.edits import check_counted_shapes, check_trainer, source, write_flf2v
 from support.families import NEGATIVE, OF_KIND, TOKENS, load_tiny
 from support.stock import with_euler_steps
 
@@ -125,24 +123,13 @@ def test_the_given_frames_are_told_by_four_channels(folders, name):
 @pytest.mark.parametrize("name", MODELS)
 def test_each_value_has_the_shape_that_is_counted_in_any_size(folders, name):
     policy = load_both(folders, name)
-    for size in ((HEIGHT, WIDTH, 5), (32, 64, 9)):
-        view = policy.at_size(size)
-        blank, condition = view.blank_condition(2), encoded(view, PROMPTS)
-        assert {n: (v.shape, v.dtype) for n, v in blank.items()} == {
-            n: (v.shape, v.dtype) for n, v in condition.items()
-        }
-        x = torch.randn(2, *view.latent_shape)
-        assert view.velocity(x, torch.tensor([0.3, 0.8]), condition).shape == x.shape
+    check_counted_shapes(policy, PROMPTS)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(folders, name):
     policy = load_both(folders, name)
-    trainer = adapter_of("wan").load(policy.config, TRAINER_PARTS)
-    x, sigma = torch.randn(2, *policy.latent_shape), torch.tensor([0.3, 0.95])
-    condition = encoded(policy, PROMPTS)
-    assert torch.equal(trainer.velocity(x, sigma, condition), policy.velocity(x, sigma, condition))
-    assert getattr(trainer.pipeline, "image_encoder", None) is None
+    check_trainer(policy, PROMPTS)
 
 
 @pytest.mark.parametrize(
