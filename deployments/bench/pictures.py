@@ -12,7 +12,9 @@ from PIL import Image
 
 from deployments.bench import learning
 from deployments.local import run_training
-from deployments.shipped import shipped_configs
+from deployments.shipped import find_cluster, shipped_configs
+from deployments.views.plans.plan import plans_for
+from deployments.views.plans.timeline import draw_plan
 from deployments.views.report import read_trace, timeline
 from deployments.views.stages.blocks import blocks, draw_dag
 from deployments.views.terminal import terminal
@@ -30,9 +32,16 @@ IN_STAGES: Final[dict[str, dict[str, Any]]] = {
     "flux-blocks.png": {"parallel.stages": 4},
     "room-stages.png": {"parallel.stages": 4, "parallel.stage_blocks": (11, 22, 12, 12)},
 }
-"""Pictures of the blocks of a recipe, and its settings: the second is the plan of a page."""
-OF_BLOCKS: Final = "flow_grpo_flux_fast"
-PICTURES: Final = (TIMELINE, BEFORE_AFTER, EDITS, LEARNING, *IN_STAGES)
+"""Pictures of a recipe's blocks, and its settings: the second is the plan of a page."""
+OF_PLANS: Final = "flow_grpo_flux_fast"
+TWO_SITES: Final = "two-sites-plan.png"
+BETWEEN_SITES: Final[dict[str, Any]] = {
+    "schedule.layout": "tcss",
+    "schedule.max_stale_share": 0.5,
+    "schedule.max_staleness": 4,
+}
+"""Settings of the plan of ``TWO_SITES``, as its page has them."""
+PICTURES: Final = (TIMELINE, BEFORE_AFTER, EDITS, LEARNING, *IN_STAGES, TWO_SITES)
 
 LEARNING_LAYOUTS: Final = ("elastic", "tcss")
 LEARNING_SEEDS: Final = (0, 1)
@@ -65,12 +74,21 @@ def main(names: Collection[str], output: Path, folder: Path) -> None:
         join_grids(run_dir, output / EDITS)
     if LEARNING in names:
         draw_learning(config, folder, output / LEARNING)
-    for name in (own for own in IN_STAGES if own in names):
-        config = load_config(shipped_configs()[OF_BLOCKS], IN_STAGES[name])
-        draw_dag(config, blocks(config), output / name)
+    _draw_plans(names, output)
     console.print(f"made in {output}: {', '.join(names)}", markup=False)
     if others := left_alone(output):
         console.print(f"left alone, screenshots of a browser: {', '.join(others)}", markup=False)
+
+
+def _draw_plans(names: Collection[str], output: Path) -> None:
+    """Draw the pictures of plans, which need no run."""
+    recipe = shipped_configs()[OF_PLANS]
+    for name in (own for own in IN_STAGES if own in names):
+        config = load_config(recipe, IN_STAGES[name])
+        draw_dag(config, blocks(config), output / name)
+    if TWO_SITES in names:
+        best, *_ = plans_for(load_config(recipe, BETWEEN_SITES), find_cluster("16x-two-sites"))
+        replace_bytes(output / TWO_SITES, png_of(draw_plan(best), COLOURS))
 
 
 def _whole_job(name: str, folder: Path) -> RunConfig:

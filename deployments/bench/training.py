@@ -256,11 +256,12 @@ def pictures(*, only: Several[str] = None, output: Path = Path("docs/images")) -
     Example: digen bench pictures --only timeline.png shapes-before-after.png
 
     A run of some minutes gives the first two, another edits-before-after.png; learning.png takes
-    six such runs, flux-blocks.png none. Screenshots of Prefect's pages are left alone.
+    six such runs; flux-blocks.png, room-stages.png and two-sites-plan.png none. Screenshots of
+    Prefect's pages are left alone.
 
     Args:
         only: Some of timeline.png, shapes-before-after.png, edits-before-after.png, learning.png,
-            flux-blocks.png; default: all.
+            flux-blocks.png, room-stages.png, two-sites-plan.png; default: all.
         output: Folder that gets them; made if it is missing.
     """
     from deployments.bench import pictures as bench_pictures

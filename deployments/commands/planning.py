@@ -109,6 +109,7 @@ def plan(
     objective: Objective = "seconds",
     within: float | None = None,
     picture: Path | None = None,
+    timeline: Path | None = None,
     codecs: Annotated[bool, Parameter(negative="")] = False,
     fleet: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -117,21 +118,24 @@ def plan(
 
     Example: digen plan shapes --cluster 2-cores
     Example: digen plan shapes --cluster 16x-mixed --objective money --within 0.03
+    Example: digen plan shapes --cluster 16x-mixed --timeline plan.png
     Example: digen plan shapes --cluster 2-cores --fleet
 
     Args:
         tokens: CONFIG and settings, as in 'digen train'. Packs are at most as large as its own,
             in each share of a gang that is found; stale groups are considered if its
             schedule.max_stale_share is above 0.
-        cluster: 2-cores, 16x-mixed, 24x-h20-h800, 32x-h100, 8x-h100, 32x-h100-a100, 32x-h100-open
-            or 32x-h100-gangs (deployments/clusters), or a TOML file like those. The last four
-            estimate what the config's model costs; 32x-h100-open leaves open which GPUs hold one
-            model.
+        cluster: 2-cores, 16x-mixed, 16x-two-sites, 24x-h20-h800, 32x-h100, 8x-h100, 32x-h100-a100,
+            32x-h100-open or 32x-h100-gangs (deployments/clusters), or a TOML file like those. The
+            last four estimate what the config's model costs; 32x-h100-open leaves open which GPUs
+            hold one model.
         objective: What a sample is to take the least of. For money and energy devices may be left
             out; the plans are those of which each is faster than all that take less.
         within: With money or energy: share of the fastest plan's seconds by which plans may be
             slower; default: any.
         picture: With money or energy: PNG file for a picture of the plans.
+        timeline: PNG file for a picture of an iteration of the best plan: what each device does
+            when, and why it is idle.
         codecs: Let the links between stages be coded where they are slower than these, by the
             mildest of int8, and int8 with int4 for gradients, that is enough: model.cuts.
         fleet: Plan for one device more, and for one less, of each group of the cluster, too: what
@@ -142,6 +146,7 @@ def plan(
 
     from deployments.views.plans import plan as command
     from deployments.views.plans import table
+    from deployments.views.plans.row import row_of
 
     found, aim = find_cluster(cluster), command.aim_of(objective, within)
     if fleet and objective != "seconds":
@@ -149,8 +154,8 @@ def plan(
             f"--objective is {objective}, but --fleet says what devices bring in speed; use one of "
             "them"
         )
-    if picture is not None:
-        _check_picture(picture, aim.spent)
+    _check_picture(picture, aim.spent)
+    _check_timeline(timeline, fleet=fleet)
     if fleet:
         from deployments.views.plans import fleet as fleet_view
 
@@ -160,7 +165,12 @@ def plan(
         else:
             fleet_view.print_changes(changes, found.description)
         return 0
-    rows = command.plan(config, found, aim, may_code=codecs)
+    plans = command.plans_for(config, found, aim, may_code=codecs)
+    rows = [row_of(own) for own in plans]
+    if timeline is not None:
+        from deployments.views.plans.timeline import write_timeline  # matplotlib
+
+        write_timeline(plans[0], timeline)
     if picture is not None and aim.spent is not None:
         table.write_picture(rows, aim.spent, picture)
     if as_json:
@@ -170,14 +180,27 @@ def plan(
     return 0
 
 
-def _check_picture(path: Path, spent: Spent | None) -> None:
-    """Check where a picture of plans is to be; raises UserError."""
+def _check_picture(path: Path | None, spent: Spent | None) -> None:
+    """Check where a picture of plans is to be, if there is to be one; raises UserError."""
+    if path is None:
+        return
     if spent is None:
         raise UserError(
             f"--picture is {path}: of what plans take beside time; give --objective money or "
             "energy, too"
         )
     _check_name("--picture", path, ".png")
+
+
+def _check_timeline(path: Path | None, *, fleet: bool) -> None:
+    """Check where the timeline of a plan is to be, if there is to be one; raises UserError."""
+    if path is None:
+        return
+    if fleet:
+        raise UserError(
+            f"--timeline is {path}: of one plan, but --fleet makes several; use one of them"
+        )
+    _check_name("--timeline", path, ".png")
 
 
 def size(

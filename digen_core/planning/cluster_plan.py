@@ -69,6 +69,12 @@ class ClusterPlan:
         """Its seconds, made longer by what each gang has to gain."""
         return self.candidate.worth(self.own.seconds)
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether its costs are from data sheets, not measured."""
+        unknown = self.candidate.config.schedule.profile is None
+        return unknown and self.candidate.cluster.leaves_costs_to_data_sheets
+
     def spends(self, spent: Spent) -> float:
         """Return what an iteration takes of money, in your currency, or energy, in joules."""
         return Spending.of(self.cluster, spent).of_plan(self.own)

@@ -12,6 +12,7 @@ from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import CONTEXT_BYTES, Memory
 from digen_core.planning.sizes import Sizes, sent_of
 from digen_core.planning.stages.candidates import staged_candidates
+from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.codecs import NONE
 from support.stages import chain_of_arrays
 
@@ -86,7 +87,9 @@ def memory_of(config: RunConfig, size: int) -> Memory:
     return WHOLE
 
 
-def plans_of(cluster: Cluster, sizes: Sizes) -> list[ClusterPlan]:
+def plans_of(
+    cluster: Cluster, sizes: Sizes, chain: Chain = CHAIN, config: RunConfig = JOB
+) -> list[ClusterPlan]:
     """Plan an iteration of the config on a cluster in stages, the best first."""
-    found = staged_candidates(JOB, cluster, CHAIN, sizes, (NONE,), 0, memory_of)
+    found = staged_candidates(config, cluster, chain, sizes, (NONE,), 0, memory_of)
     return plan_candidates(found, lambda own: own.cluster, None, lambda own: sent_of(own, sizes))

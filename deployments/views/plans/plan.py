@@ -18,7 +18,14 @@ from digen_core.planning.candidates import (
     may_be_staged,
 )
 from digen_core.planning.capacity import Fit, ShortageError, fit
-from digen_core.planning.cluster_plan import FASTEST, Aim, Exchanged, Priced, plan_candidates
+from digen_core.planning.cluster_plan import (
+    FASTEST,
+    Aim,
+    ClusterPlan,
+    Exchanged,
+    Priced,
+    plan_candidates,
+)
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.memory import Memory, MemoryIn
 from digen_core.planning.profile import load_profile
@@ -29,9 +36,14 @@ if TYPE_CHECKING:
     from digen_core.planning.sizes import Sizes
 
 
-def plan(
+def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
+    """Return plans as they are shown, the best first; arguments and errors as of ``plans_for``."""
+    return [row_of(own) for own in plans_for(config, cluster, aim)]
+
+
+def plans_for(
     config: RunConfig, cluster: Cluster, aim: Aim = FASTEST, *, may_code: bool = False
-) -> list[Row]:
+) -> list[ClusterPlan]:
     """Return the best plan and its runners-up, the best first.
 
     Args:
@@ -63,8 +75,7 @@ def plan(
         priced = _estimating(sizes) if estimated else priced
         sent = _exchanging(sizes) if cluster.links else None
     prompts = prompts_with_steps(config)
-    plans = plan_candidates(found, priced, profile, sent, aim, prompts)
-    return [row_of(own, estimated) for own in plans]
+    return plan_candidates(found, priced, profile, sent, aim, prompts)
 
 
 def aim_of(objective: Objective, within: float | None) -> Aim:

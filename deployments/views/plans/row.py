@@ -109,7 +109,7 @@ class Row:
         return sorted({part.gang for part in self.parts if part.roles in (role, "both")})
 
 
-def row_of(plan: ClusterPlan, estimated: bool) -> Row:
+def row_of(plan: ClusterPlan) -> Row:
     """Return a plan as it is shown."""
     own = plan.own
     cluster = plan.cluster.of_devices({device.name for device in own.job.fleet})
@@ -133,7 +133,7 @@ def row_of(plan: ClusterPlan, estimated: bool) -> Row:
         cost_per_1000_samples=plan.spends("money") / thousands,
         kwh_per_1000_samples=plan.spends("energy") / 3.6e6 / thousands,
         idle=_idle_shares(own),
-        estimated=estimated,
+        estimated=plan.is_estimated,
         fitted=all(group.capacity for group in cluster.devices),
         narrowed=plan.candidate.narrowed,
         parts=_parts(own, cluster),

@@ -254,7 +254,7 @@ def test_costs_that_nobody_knows(tmp_path):
 
 def test_clusters_are_found_by_name(tmp_path):
     assert find_cluster("2-cores") == load_cluster(CLUSTERS / "2-cores.toml")
-    with pytest.raises(UserError, match=r"no cluster 3-cores; use 16x-mixed, 2-cores, 24x-h20"):
+    with pytest.raises(UserError, match=r"no cluster 3-cores; use 16x-mixed, 16x-two-sites, 2-"):
         find_cluster("3-cores")
     with pytest.raises(UserError, match=r"cannot read the cluster .*no\.toml: No such file"):
         find_cluster(str(tmp_path / "no.toml"))

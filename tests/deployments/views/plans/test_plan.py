@@ -125,10 +125,13 @@ def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
     ("arguments", "message"),
     [
         ("--cluster 2-cores", "which config? For example: digen plan"),
-        ("CONFIG --cluster 3-cores", "there is no cluster 3-cores; use 16x-mixed, 2-cores"),
+        ("CONFIG --cluster 3-cores", "there is no cluster 3-cores; use 16x-mixed, 16x-two-sites"),
         ("CONFIG --cluster no.toml", "cannot read the cluster no.toml: No such file"),
         ("CONFIG --cluster 2-cores --schedule.profile no.json", "cannot read the profile no.json"),
         ("CONFIG --cluster 2-cores --schedule.layout tag --schedule.helpers 7", "no split of 2"),
+        ("CONFIG --cluster 2-cores --timeline p.svg", "--timeline is p.svg; use a name with .png"),
+        ("CONFIG --cluster 2-cores --timeline no/p.png", "in a folder that is there"),
+        ("CONFIG --cluster 2-cores --fleet --timeline p.png", "of one plan, but --fleet makes"),
         ("CONFIG", "--cluster"),
     ],
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_printed_config_and_gangs_are_those_of_the_plan(capsys):
     cluster = cluster_with(1.0, HERE, WEAK)
-    rows = [row_of(plan, estimated=True) for plan in plans_of(cluster, LIGHT)]
+    rows = [row_of(plan) for plan in plans_of(cluster, LIGHT)]
     assert rows[0].stages == [(4, 4), (1,) * 8]
     print_plan(rows, "a plan", console=Console(width=200))
     out = capsys.readouterr().out
