@@ -146,9 +146,10 @@ class ScheduleConfig(Strict):
 
     max_stale_clipped: float | None = Field(None, ge=0, lt=1)
     """Adaptive staleness: the largest share of stale pairs (trained ones that an older version
-    generated) that may be clipped. While it is larger, each iteration may begin half of its stale
-    groups; else one more group whenever devices had time for all of them, up to max_stale_share.
-    Null: max_stale_share all the time."""
+    generated) that may be clipped. While it is larger, versions may be one iteration less behind,
+    down to one, then each iteration may begin half of its stale groups; else, whenever devices had
+    time for all that they may, one more group, up to max_stale_share, then one more iteration, up
+    to max_staleness. Null: these two all the time."""
 
     max_staleness: Annotated[int, _VERSIONS] = Field(1, ge=1)
     """Largest number of iterations, of those that make a version, between the version that

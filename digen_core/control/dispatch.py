@@ -36,7 +36,7 @@ class Dispatcher:
         self._schedule = schedule
         self._layout = schedule.layout
         self._helping = Helping(fleet, workload, schedule.layout, Backlog(fleet, workload))
-        self._most_stale = schedule.most_stale(workload.num_groups)
+        self._stale_limit = schedule.stale_limit(workload.num_groups)
 
     def dispatch(
         self, iterations: Sequence[Iteration], versions: UsableVersions, *, another_offered: bool
@@ -165,9 +165,8 @@ class Dispatcher:
         """Say whether a group may begin that will be trained ``staleness`` iterations later."""
         if staleness <= 0:
             return True
-        within = staleness <= self._schedule.max_staleness
-        most = self._most_stale if iteration.most_stale is None else iteration.most_stale
-        return within and len(iteration.queue.stale) < most
+        limit = iteration.stale_limit or self._stale_limit
+        return staleness <= limit.iterations and len(iteration.queue.stale) < limit.number
 
     def _generate(
         self, device: DeviceState, fragment: Fragment, next_step: int, version: int

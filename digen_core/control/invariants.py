@@ -75,8 +75,8 @@ def _check_groups(it: IterationSnapshot, now: Snapshot) -> None:
     assert len(it.unscored) == now.workload.num_groups
     assert groups >= it.unscored.keys() >= set(it.without_advantages)
     assert groups >= it.versions.keys() >= set(it.stale)
-    most_stale = now.schedule.most_stale(now.workload.num_groups)
-    assert len(it.stale) <= (most_stale if it.most_stale is None else it.most_stale)
+    limit = it.stale_limit or now.schedule.stale_limit(now.workload.num_groups)
+    assert len(it.stale) <= limit.number
     assert set(it.versions.values()) <= set(now.generating), "a group of a version between two"
     assert set(it.without_advantages) >= {group for group, left in it.unscored.items() if left}
 

@@ -14,6 +14,7 @@ from digen_core.control.schedule import (
     WHOLE,
     Deal,
     OwnSteps,
+    StaleGroups,
     Workload,
     generation_costs,
     num_trained_steps,
@@ -60,8 +61,8 @@ class Iteration:
     deal: Deal = WHOLE
     #: By group and sample, and epoch, which of the trained steps are its own; none: all of them.
     own_steps: OwnSteps = ()
-    #: How many groups may begin on an older version; None: as many as the schedule lets.
-    most_stale: int | None = None
+    #: How much may begin on older versions; None: what the schedule lets.
+    stale_limit: StaleGroups | None = None
     #: Of the trajectories of each group, as they were offered; none: as the workload says.
     group_steps: tuple[int, ...] = ()
     #: The update that is trained; those before it are over.
@@ -97,7 +98,7 @@ class Iteration:
         queue, cuts = GenerationQueue(order), offer.mixing.cuts
         it = cls(offer.iteration, offer.trained_steps, queue, {}, 0, costs, cuts)
         it.deal, it.own_steps = offer.deal, offer.own_steps
-        it.most_stale, it.group_steps = offer.most_stale, offer.group_steps
+        it.stale_limit, it.group_steps = offer.stale_limit, offer.group_steps
         for group in order:
             it._add_group(group, workload)
         return it

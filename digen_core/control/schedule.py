@@ -1,7 +1,7 @@
 """What a controller is told before it starts: the shape of an iteration, and how to schedule it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import ceil
@@ -174,6 +174,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class StaleGroups:
+    """Groups of an iteration that begin on an older version than it begins to train."""
+
+    number: int
+    iterations: int  # that the oldest of these versions is behind
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A layout and its quantities. ``None`` lets the controller choose by predicted makespan."""
 
@@ -191,30 +199,45 @@ class Schedule:
         """Iterations that may be open beside the one that is trained."""
         return self.max_staleness if self.max_stale_share else 0
 
-    def most_stale(self, num_groups: int) -> int:
-        """Return how many groups of an iteration may begin on an older version."""
-        return int(self.max_stale_share * num_groups + 1e-9)
+    def stale_limit(self, num_groups: int) -> StaleGroups:
+        """Return how much of an iteration may be stale."""
+        return StaleGroups(int(self.max_stale_share * num_groups + 1e-9), self.max_staleness)
 
 
-def adapted_most_stale(
-    now: int, most: int, *, began: int, clipped: float | None, max_clipped: float
-) -> int:
-    """Return how many groups may be stale from now on: additive increase, multiplicative decrease.
+def adapted_limit(
+    now: StaleGroups,
+    most: StaleGroups,
+    *,
+    began: StaleGroups,
+    clipped: float | None,
+    max_clipped: float,
+) -> StaleGroups:
+    """Return how much may be stale from now on: additive increase, multiplicative decrease.
 
-    One more where devices that had nothing else to do began all that they were let; half as many
-    as were begun where too many of their pairs were clipped, as those teach nothing. Two iterations
-    that began with as many say the same, so what is heard late does not count twice.
+    Where too many pairs of stale groups were clipped, as those teach nothing, the next ones are on
+    versions that are one iteration younger than the oldest of these; where that was the version
+    before, half as many groups begin on it. Where devices that had nothing else to do began all
+    that they were let, one group more may be stale; if all may, by one iteration more. Two
+    iterations that began with as much say the same, so what is heard late does not count twice.
 
     Args:
-        now: how many may be.
+        now: how much may be.
         most: that may ever be.
-        began: stale groups of the iteration that was trained last.
+        began: stale groups of the iteration that was trained last, and the iterations that the
+            oldest of their versions was behind.
         clipped: share of their pairs that were clipped; None: there were none.
         max_clipped: the largest such share that is wanted.
     """
     if clipped is not None and clipped > max_clipped:
-        return min(now, began // 2)
-    return min(now + 1, most) if began >= now else now
+        if began.iterations > 1:
+            return replace(now, iterations=min(now.iterations, began.iterations - 1))
+        return replace(now, number=min(now.number, began.number // 2))
+    if began.number < now.number:
+        return now
+    if now.number < most.number:
+        return replace(now, number=now.number + 1)
+    used = began.iterations >= now.iterations
+    return replace(now, iterations=min(now.iterations + used, most.iterations))
 
 
 def prompts_together(num_prompts: int, num_devices: int) -> int:

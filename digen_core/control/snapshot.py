@@ -15,7 +15,7 @@ from digen_core.control.protocol import (
     Score,
 )
 from digen_core.control.pushes import CopiesSnapshot, PushesSnapshot
-from digen_core.control.schedule import Deal, OwnSteps, Schedule, Workload
+from digen_core.control.schedule import Deal, OwnSteps, Schedule, StaleGroups, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class IterationSnapshot:
     without_advantages: tuple[int, ...]
     deal: Deal
     own_steps: OwnSteps
-    most_stale: int | None
+    stale_limit: StaleGroups | None
     group_steps: tuple[int, ...]
     update: int
     updated: bool
@@ -77,7 +77,7 @@ class IterationSnapshot:
             without_advantages=tuple(sorted(it.without_advantages)),
             deal=it.deal,
             own_steps=it.own_steps,
-            most_stale=it.most_stale,
+            stale_limit=it.stale_limit,
             group_steps=it.group_steps,
             update=it.update,
             updated=it.updated,
@@ -113,7 +113,7 @@ class IterationSnapshot:
             cuts=self.cuts,
             deal=self.deal,
             own_steps=self.own_steps,
-            most_stale=self.most_stale,
+            stale_limit=self.stale_limit,
             group_steps=self.group_steps,
             update=self.update,
             updated=self.updated,

@@ -200,7 +200,7 @@ class Conductor:
             self._executor.open(opened)
             self._handle(*self._changes.look())  # losses that nobody could be told of before
             offer = self._offer_of(opened)
-            opened.recorder.most_stale = offer.most_stale
+            opened.recorder.stale_limit = offer.stale_limit
             self._handle(offer, *self._changes.take_in())
 
     def _offer_of(self, opened: OpenIteration) -> IterationOffered:
@@ -215,7 +215,7 @@ class Conductor:
             self._run.progress.mixing,
             deal_of_iteration(config, index),
             own_steps_of_groups(config, index, len(prompts), group_steps),
-            self._staleness.most_now,
+            self._staleness.limit,
             group_steps,
         )
 

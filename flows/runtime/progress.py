@@ -10,14 +10,14 @@ from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import Manifest, Position
 from digen_core.control.costs import Costs
-from digen_core.control.schedule import UNMIXED, Mixing
+from digen_core.control.schedule import UNMIXED, Mixing, StaleGroups
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
 from digen_core.records import EvaluationReport
 from digen_core.trace.utilization import Arithmetic
 
-MOST_STALE: Final = "staleness/most_groups"
-"""Metric: the groups of an iteration that could begin on an older version, if that is adapted."""
+STALE_LIMIT: Final = ("staleness/most_groups", "staleness/most_iterations")
+"""Metrics of how much of an iteration could begin on older versions, if that is adapted."""
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Progress:
     """What work costs; None before the workers are ready."""
     mixing: Mixing = UNMIXED
     """How groups that cost differently are generated."""
-    most_stale: int | None = None
-    """Groups of the next iteration that may begin on an older version; None: it is not known."""
+    stale_limit: StaleGroups | None = None
+    """How much of the next iteration may begin on older versions; None: it is not known."""
     arithmetic: Arithmetic | None = None
     """FLOPs of the model's work; None: not counted, or not yet."""
     spent: float = 0.0
@@ -189,9 +189,9 @@ class Progress:
         """Note how groups that cost differently are generated from now on."""
         self.mixing = mixing
 
-    def may_be_stale(self, num_groups: int) -> None:
-        """Note how many groups of an iteration may begin on an older version from now on."""
-        self.most_stale = num_groups
+    def may_be_stale(self, limit: StaleGroups) -> None:
+        """Note how much of an iteration may begin on older versions from now on."""
+        self.stale_limit = limit
 
     def measured(self, profile: Profile, step_seconds: float) -> None:
         """Note what work costs, before the first iteration."""
@@ -231,8 +231,9 @@ class Progress:
         self.num_barren = 0
         self.version = manifest.version if manifest else 0
         self.reward_history = manifest.reward_history if manifest else {}
-        most_stale = manifest.metrics.get(MOST_STALE) if manifest else None
-        self.most_stale = None if most_stale is None else round(most_stale)
+        known = [manifest.metrics.get(name) for name in STALE_LIMIT] if manifest else []
+        numbers = [round(number) for number in known if number is not None]
+        self.stale_limit = StaleGroups(*numbers) if len(numbers) == len(STALE_LIMIT) else None
         self.state, self.copies, self.published, self.made = None, {}, {}, None
         ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
         self.evaluations = dict(ordered)

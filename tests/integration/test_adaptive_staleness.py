@@ -7,7 +7,7 @@ from support.layout_runs import Case, check_weights
 pytestmark = pytest.mark.slow
 
 CASE = Case("tcss", (2, 1), 2, 3, share=1.0)
-MOST = "staleness/most_groups"
+MOST, OLDEST = "staleness/most_groups", "staleness/most_iterations"
 
 
 def rows_of(found) -> list[dict[str, float]]:
@@ -30,6 +30,22 @@ def test_what_is_clipped_makes_fewer_groups_stale(run_layout):
     assert clipped, "nothing was ever stale: the layout does not overlap"
     assert all(row["train/stale_clip_fraction"] > 0.2 for row in clipped)
     assert max(row[MOST] for row in rows[-2:]) <= 1
+
+
+@pytest.mark.operation
+def test_the_oldest_versions_are_given_up_first(run_layout):
+    changes = {"algorithm.clip_range": 1e-9, "schedule.max_stale_clipped": 0.2}
+    changes |= {"schedule.max_staleness": 2}
+    found = run_layout(CASE, num_iterations=8, **changes)
+    check_weights(found, version=8)
+    rows = rows_of(found)
+    limits = [(row[MOST], row[OLDEST]) for row in rows]
+    assert limits[:3] == [(3, 2)] * 3  # offered before anything is known
+    assert max(most for most, _ in limits[-2:]) <= 1
+    for row in rows:
+        assert row["staleness/iterations_max"] <= row[OLDEST]
+    cut = [row for row in rows if row[OLDEST] == 1]
+    assert cut or all(row["staleness/iterations_max"] < 2 for row in rows)
 
 
 @pytest.mark.operation

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from digen_core.control.costs import Costs
 from digen_core.control.protocol.parts import Device, Fragment, Pack, Role
-from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing, OwnSteps
+from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing, OwnSteps, StaleGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class IterationOffered:
     a sample of each group costs, in samples of the mean size (mixed resolutions), also of those
     that may replace others; else all cost the same. ``deal`` says which update trains what,
     ``own_steps``, if given, which of the trained steps are a sample's own, also of those groups.
-    ``most_stale`` groups may begin on an older version; None: as many as the schedule lets.
+    ``stale_limit`` says how much may begin on older versions; None: what the schedule lets.
     ``group_steps``, if given, says how many steps the trajectories of each group have, also of
     those groups; then ``own_steps`` is given, too.
     """
@@ -77,7 +77,7 @@ class IterationOffered:
     mixing: Mixing = UNMIXED
     deal: Deal = WHOLE
     own_steps: OwnSteps = ()
-    most_stale: int | None = None
+    stale_limit: StaleGroups | None = None
     group_steps: tuple[int, ...] = ()
 
 

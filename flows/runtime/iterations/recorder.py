@@ -8,6 +8,7 @@ from math import ceil
 from statistics import fmean
 from time import time
 
+from digen_core.control.schedule import StaleGroups
 from digen_core.records import GENERATING, Crossing, IterationRecord, Span
 from digen_core.sim.links import link_metrics
 from digen_core.trace.gaps import idle_gaps
@@ -21,7 +22,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.iterations.round import Ended, Round
 from flows.runtime.iterations.sample_recorder import SampleRecorder
 from flows.runtime.iterations.update_metrics import update_metrics
-from flows.runtime.progress import MOST_STALE
+from flows.runtime.progress import STALE_LIMIT
 from tasks.receipts import Received, Updated
 
 TRAINING_KINDS = ("train", "reduce", "step")
@@ -37,8 +38,8 @@ class IterationRecorder(SampleRecorder):
         self._spans: list[Span] = []
         self._crossings: list[Crossing] = []
         self._usage: dict[str, list[Usage]] = {}  # by device
-        self.most_stale: int | None = None
-        """Groups that could begin on an older version, if that is adapted."""
+        self.stale_limit: StaleGroups | None = None
+        """How much could begin on older versions, if that is adapted."""
 
     def add_span(self, span: Span) -> None:
         """Note what a task did, when and where."""
@@ -69,12 +70,20 @@ class IterationRecorder(SampleRecorder):
         self._num_skipped += 1
 
     @property
-    def num_stale_groups(self) -> int | None:
-        """The groups that an older version generated than was trained first; None: none was."""
+    def stale_groups(self) -> StaleGroups | None:
+        """Those that an older version generated than was trained first; None: none was."""
         if not self._updates:
             return None
         begun_with = self._updates[0].version - 1
-        return len({own.group for own in self._rewards if self._versions[own] < begun_with})
+        stale = {own.group for own in self._rewards if self._versions[own] < begun_with}
+        return StaleGroups(len(stale), max(self._behind, default=0))
+
+    @property
+    def _behind(self) -> list[int]:
+        """Iterations from the version of each sample to the one that was trained first."""
+        begun_with = self._updates[0].version - 1
+        per_iteration = self._run.config.train.updates_per_iteration
+        return [ceil((begun_with - version) / per_iteration) for version in self.versions]
 
     @property
     def stale_clip_fraction(self) -> float | None:
@@ -140,18 +149,17 @@ class IterationRecorder(SampleRecorder):
         """
         versions = self.versions
         stale = [update.version - 1 - version for update in self._updates for version in versions]
-        if not stale:
+        groups, limit = self.stale_groups, self.stale_limit
+        if not stale or groups is None:
             return {}
-        begun_with = self._updates[0].version - 1
-        per_iteration = self._run.config.train.updates_per_iteration
-        behind = [ceil((begun_with - version) / per_iteration) for version in versions]
+        limits = () if limit is None else (limit.number, limit.iterations)
         return {
             "staleness/mean": fmean(stale),
             "staleness/max": float(max(stale)),
-            "staleness/iterations_mean": fmean(behind),
-            "staleness/iterations_max": float(max(behind)),
-            "staleness/groups": float(self.num_stale_groups or 0),
-            **({} if self.most_stale is None else {MOST_STALE: float(self.most_stale)}),
+            "staleness/iterations_mean": fmean(self._behind),
+            "staleness/iterations_max": float(groups.iterations),
+            "staleness/groups": float(groups.number),
+            **dict(zip(STALE_LIMIT, map(float, limits), strict=False)),
         }
 
     def _usage_metrics(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from math import inf, nan
 import pytest
 
 from digen_core.control import protocol as p
+from digen_core.control.schedule import StaleGroups
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Asked, Handled, Log, Mark, Segment
 from digen_core.eventlog.file import EVENTS_OF_RUN, answering, ask, read_log, write_log
@@ -24,7 +25,7 @@ EVENTS = [
     p.Switched("a", "trainer"),
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
     p.IterationOffered(4, (0, 1, 2), own_steps=(((0, 2), (1, 2)), ((0, 1), (0, 2)))),
-    p.IterationOffered(5, (0,), most_stale=0),
+    p.IterationOffered(5, (0,), stale_limit=StaleGroups(0, 1)),
     p.FragmentPaused(FRAGMENT, 2),
     p.FragmentLate(FRAGMENT, 2.5),
     p.FragmentGenerated(FRAGMENT),

@@ -7,6 +7,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device, Fragment
+from digen_core.control.schedule import StaleGroups
 from digen_core.data.prompts import Prompt
 from digen_core.records import Span
 from digen_core.trace.gaps import CAUSES
@@ -229,7 +230,11 @@ def test_staleness_with_several_updates_is_told_in_iterations_too(run):
     assert metrics["staleness/iterations_mean"] == 1  # 0, 1 and 2
     assert metrics["staleness/iterations_max"] == 2
     assert metrics["staleness/groups"] == 2
-    assert "staleness/most_groups" not in metrics
+    assert it.stale_groups == StaleGroups(2, 2)
+    assert not {"staleness/most_groups", "staleness/most_iterations"} & metrics.keys()
+    it.stale_limit = StaleGroups(3, 2)
+    metrics = it.record(Ended(10, 1.0), 1).metrics
+    assert (metrics["staleness/most_groups"], metrics["staleness/most_iterations"]) == (3, 2)
     assert metrics["staleness/max"] == 6  # version 10 was made of 9, and 3 generated
     assert metrics["staleness/mean"] == np.mean([0, 2, 5, 1, 3, 6])
 
