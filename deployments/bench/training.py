@@ -150,9 +150,8 @@ def algorithms(
 
     unknown = [name for name in only or [] if name not in bench_algorithms.SETTINGS]
     if unknown:
-        raise UserError(
-            f"--only names {unknown[0]!r}; use some of {', '.join(bench_algorithms.SETTINGS)}"
-        )
+        known = ", ".join(map(repr, bench_algorithms.SETTINGS))  # "flow_grpo, cps" is one
+        raise UserError(f"--only names {unknown[0]!r}; use some of {known}")
     names = only or list(bench_algorithms.SETTINGS)
     bench_algorithms.main(config, names, seeds or [0, 1, 2], metric)
     return 0

@@ -11,6 +11,7 @@ import pytest
 from deployments.bench.recipe import changes_of, rewards_of, tiny_model
 from deployments.levels import TARGET, digest_of, level_of, proof_file, proof_of
 from deployments.shipped import recipe_files
+from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
@@ -182,6 +183,20 @@ def test_the_table_of_levels_is_that_of_the_artifacts():
         ]
         for name, proof in proofs.items()
     }
+
+
+NONE_TRAINED = "None has been trained here on the model that it is for"
+
+
+def test_the_readme_claims_nothing_above_the_levels_of_the_recipes():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    reached = {level_of(path) for path in FILES.values()}
+    assert (NONE_TRAINED in readme) == ("V" not in reached)
+    _, _, page = DOCS.read_text().partition(LEVELS_HEADING)
+    assert ("None is [V]" in page) == ("V" not in reached)
+    without = FAMILIES.keys() - {load_config(own).model.family for own in FILES.values()}
+    assert without == {"sana", "hunyuan_video15"}
+    assert "every family but Sana and HunyuanVideo 1.5 has some" in readme
 
 
 def row_of(config: RunConfig, level: str) -> list[str]:

@@ -39,7 +39,7 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench learning", "which config? For example: digen bench learning"),
         ("bench learning job.toml --layout tps", "there is no layout tps"),
         ("bench learning job.toml --metric hps/score", "--metric is hps/score; use reward, or"),
-        ("bench algorithms job.toml --only ppo", "--only names 'ppo'; use some of flow_grpo,"),
+        ("bench algorithms job.toml --only ppo", "--only names 'ppo'; use some of 'flow_grpo',"),
         ("bench algorithms job.toml --metric hps/score", "--metric is hps/score; use reward, or"),
         ("bench tracking --rounds 0", "--rounds is 0, --iterations 6 and --step-seconds 0.1; use"),
         ("bench controller --devices 64 1", "--devices names 1; use 2 or more"),
