@@ -80,7 +80,11 @@ def test_the_published_numbers_of_dgpo():
 
 
 def test_the_gradient_of_dpo_is_that_of_its_published_loss():
-    """-log sigmoid(-beta / 2 * (difference of the policy - that of the reference)), in the mean."""
+    """-log sigmoid(-beta / 2 * (difference of the policy - that of the reference)), in the mean.
+
+    Recorded: the lines of the loss in train.py of SalesforceAIResearch/DiffusionDPO, run in float64
+    on these waves, with the velocity as what is predicted.
+    """
     velocity, rewards = (1.5 * wave(2.0)).requires_grad_(), torch.tensor([3.0, 1.0, 0.5, 0.0])
     chosen = best_and_worst(rewards, OWNER)
     pairs = pairs_of(velocity, chosen)
