@@ -224,7 +224,10 @@ class _Work:
         """Velocities of a denoising step, in those of a sample: others may have other guidance."""
         config, policy = self._config, self._policy
         asked = config.velocities_per_step - config.own_velocities
-        return config.own_velocities + asked * policy.in_training().num_passes / policy.num_passes
+        passes: float = policy.as_reference().num_passes
+        if config.algorithm.needs_margins:  # half of them are the policy's own
+            passes = (passes + policy.in_training().num_passes) / 2
+        return config.own_velocities + asked * passes / policy.num_passes
 
     @torch.no_grad()
     def step(self, num_samples: int) -> None:

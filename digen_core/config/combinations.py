@@ -123,8 +123,16 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
     _check_rounding(algorithm, model)
 
 
-def check_guidance(algorithm: Algorithm, model: ModelConfig) -> None:
-    """Refuse another guidance in training where ratios are to what was sampled with guidance."""
+def check_guidance(algorithm: Algorithm, model: ModelConfig, *, keeps_reference: bool) -> None:
+    """Refuse another guidance in training where ratios are to what was sampled with guidance.
+
+    And one of the reference policy where nothing asks it.
+    """
+    if model.reference_guidance_scale is not None and not keeps_reference:
+        raise ValueError(
+            f"model.reference_guidance_scale is {model.reference_guidance_scale:g}, but nothing "
+            "asks the reference policy; leave it out, or use algorithm.kl_coefficient"
+        )
     if model.train_guidance_scale is not None and not algorithm.trains_clean:
         raise ValueError(
             f"model.train_guidance_scale is {model.train_guidance_scale:g}, but algorithm.type "

@@ -172,6 +172,10 @@ class ModelConfig(Strict):
     It takes an algorithm on clean latents: diffusion_nft, awm, dgpo or dpo. DGPO's published runs
     sample with 4.5 and train with 1. Null: as samples are generated."""
 
+    reference_guidance_scale: float | None = Field(None, ge=0)
+    """The scale of the reference policy's velocities, at all noise levels (DGPO's published runs
+    without guidance: 4.5). It takes an algorithm that asks it. Null: as in training."""
+
     train_experts: TrainedExperts = "both"
     """Of a model of two experts: both are trained, or the one for high or low noise only. Then the
     pairs of the other one's noise levels teach nothing."""
@@ -224,15 +228,19 @@ class ModelConfig(Strict):
     @property
     def in_training(self) -> "ModelConfig":
         """The config of the same model with the guidance that it is trained with."""
-        if self.train_guidance_scale is None:
+        return self._guided_by(self.train_guidance_scale)
+
+    @property
+    def as_reference(self) -> "ModelConfig":
+        """The config of the same model with the guidance that the reference policy has."""
+        return self.in_training._guided_by(self.reference_guidance_scale)
+
+    def _guided_by(self, scale: float | None) -> "ModelConfig":
+        """Return the config with another scale at all noise levels; None: as it is."""
+        if scale is None:
             return self
-        changes = {
-            "guidance_scale": self.train_guidance_scale,
-            "guidance_scale_2": None,
-            "guidance_schedule": (),
-            "train_guidance_scale": None,
-        }
-        return self.model_copy(update=changes)
+        alone = {"guidance_scale_2": None, "guidance_schedule": (), "train_guidance_scale": None}
+        return self.model_copy(update={"guidance_scale": scale, **alone})
 
     def guidance_at(self, sigma: float) -> float | None:
         """Return the scale that ``guidance_schedule`` has at a noise level; None: it has none."""

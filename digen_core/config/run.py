@@ -351,7 +351,8 @@ class RunConfig(Strict):
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_precision(self.rollout, self.algorithm, self.prompts)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
-        combinations.check_guidance(self.algorithm, self.model)
+        keeps_reference = self.keeps_reference
+        combinations.check_guidance(self.algorithm, self.model, keeps_reference=keeps_reference)
         combinations.check_own_steps(self.prompts, self.algorithm)
         combinations.check_schedule(self.algorithm, self.schedule)
         combinations.check_reference(self.algorithm, self.schedule)

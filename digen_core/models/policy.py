@@ -63,6 +63,13 @@ class Policy(Protocol):
         """
         ...
 
+    def as_reference(self) -> Self:
+        """Return the same policy with the reference policy's guidance: it shares everything, too.
+
+        With which weights, ``reference_weights`` says.
+        """
+        ...
+
     @property
     def num_passes(self) -> int:
         """The most forward passes that a velocity takes: 2 with classifier-free guidance."""

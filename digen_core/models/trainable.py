@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import peft
@@ -33,6 +33,8 @@ from digen_core.models.lora_targets import check_targets, learning
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.transport.arrays import Weights, viewed
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
 
 FIRST_ADAPTER: Final = "default"
 """Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter
@@ -236,8 +238,8 @@ def _check_names(weights: Mapping[str, np.ndarray], parameters: Mapping[str, nn.
 
 
 @contextmanager
-def reference_weights(policy: Policy) -> Iterator[None]:
-    """Run the body with the base model and without gradients.
+def reference_weights(policy: PolicyT) -> Iterator[PolicyT]:
+    """Run the body with the base model and without gradients; as it is asked, with its guidance.
 
     Adapters turned off between a forward and its backward lose the gradients silently, so the
     reference forward of a pack comes before its policy forward.
@@ -249,7 +251,7 @@ def reference_weights(policy: Policy) -> Iterator[None]:
         transformer.disable_adapters()
     try:
         with torch.no_grad():
-            yield
+            yield policy.as_reference()
     finally:
         policy.transformer = transformer
         if policy.reference_transformer is None:

@@ -216,8 +216,8 @@ def step_flops(policy: PipelinePolicy) -> int:
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:
     def pair() -> None:
         if config.algorithm.kl_coefficient and not config.generates_reference:
-            with reference_weights(policy):
-                velocity_of_one(policy)
+            with reference_weights(policy) as reference:
+                velocity_of_one(reference)
         velocity_of_one(policy).sum().backward()
 
     return _counted(policy, pair)

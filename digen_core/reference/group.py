@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -130,8 +130,8 @@ def step_kl(config: RunConfig, group: Group) -> np.ndarray:
         mean = group.means[step]
         if config.rollout.precision != "model":
             mean = _transition(config, group, step).mean
-        with reference_weights(group.policy):
-            base = _transition(config, group, step)
+        with reference_weights(group.policy) as reference:
+            base = _transition(config, replace(group, policy=reference), step)
         size = group.sigmas[step] - group.sigmas[step + 1]
         columns.append(scaled_kl(mean, base.mean, base.std, size, scaling=scaling))
     found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
@@ -145,9 +145,9 @@ def step_margins(config: RunConfig, group: Group) -> np.ndarray:
         x, noise, sigma = _noised(group, step)
         target = noise - group.latents[-1]
         losses = []
-        for weights in (nullcontext(), reference_weights(group.policy)):
-            with weights:
-                velocity = group.policy.velocity(x, sigma, group.condition)
+        for weights in (nullcontext(group.policy), reference_weights(group.policy)):
+            with weights as policy:
+                velocity = policy.velocity(x, sigma, group.condition)
             losses.append(((velocity - target) ** 2).flatten(1).mean(1))
         columns.append(losses[0] - losses[1])
     found: np.ndarray = torch.stack(columns, dim=1).cpu().numpy()
@@ -183,8 +183,8 @@ def replay_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     assert isinstance(algorithm, PolicyGradient)
     reference, advantages = None, _advantages_at(group, step)
     if algorithm.kl_coefficient:
-        with reference_weights(group.policy):
-            reference = _transition(config, group, step)
+        with reference_weights(group.policy) as base:
+            reference = _transition(config, replace(group, policy=base), step)
     new, proximal = _transition(config, group, step), None
     if step in group.start_velocities:
         proximal = _transition(config, group, step, group.start_velocities[step])
@@ -245,8 +245,8 @@ def forward_losses(config: RunConfig, group: Group, step: int) -> torch.Tensor:
     x, noise, sigma = _noised(group, step)
     reference = None
     if algorithm.kl_coefficient:
-        with reference_weights(group.policy):
-            reference = group.policy.velocity(x, sigma, group.condition)
+        with reference_weights(group.policy) as base:
+            reference = base.velocity(x, sigma, group.condition)
     velocity = group.policy.velocity(x, sigma, group.condition)
     start = group.start_velocities.get(step, velocity.detach())
     advantages = _advantages_at(group, step)

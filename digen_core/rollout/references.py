@@ -63,11 +63,11 @@ class ReferenceUse:
         It is asked once, whatever the rows: where a gang shares the weights all members ask alike.
         """
         rows = list(self.rows[step]) or [0]
-        with reference_weights(policy):
+        with reference_weights(policy) as reference:
             if len(rows) == len(x):
-                return policy.velocity(x, sigma, condition)
+                return reference.velocity(x, sigma, condition)
             some = {name: value[rows] for name, value in condition.items()}
-            asked = policy.velocity(x[rows], sigma[rows], some)
+            asked = reference.velocity(x[rows], sigma[rows], some)
         found = torch.zeros(x.shape, dtype=asked.dtype, device=asked.device)
         found[rows] = asked
         return found

@@ -245,8 +245,8 @@ def _reference_velocity(policy: Policy, pairs: Pairs | CleanPairs) -> Tensor:
     """Return the reference policy's velocity [b, ...]; who generated may have asked for it."""
     if pairs.reference_velocity is not None:
         return pairs.reference_velocity
-    with reference_weights(policy):
-        return policy.velocity(pairs.x, pairs.sigma, pairs.condition)
+    with reference_weights(policy) as reference:
+        return reference.velocity(pairs.x, pairs.sigma, pairs.condition)
 
 
 def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:

@@ -47,6 +47,7 @@ IN_SAMPLES = {
     "model.guidance_schedule": [[0.99, 3.0]],
     "model.train_guidance_scale": 1.0,
 }
+OF_REFERENCE = {"model.guidance_scale": 1.0, "model.reference_guidance_scale": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,26 @@ IN_SAMPLES = {
                 "train.updates_per_iteration": 3,
             },
             id="elastic-samples",
+            marks=pytest.mark.layouts,
+        ),
+        pytest.param(
+            Case("elastic", (2, 1), 2, 3, helping=True),
+            OF_REFERENCE
+            | {
+                "algorithm": {"type": "dgpo", **PREFERENCES, "old_policy_decay": "low_ramp"},
+                "schedule.reference": "generation",
+            },
+            id="elastic-reference",
+            marks=pytest.mark.layouts,
+        ),
+        pytest.param(
+            Case("tag", (2, 1), 2, 4, helping=True),
+            OF_REFERENCE
+            | {
+                "algorithm": {"trained_fraction": 1.0, "kl_coefficient": 0.1, "kl_reward": 0.1},
+                "schedule.reference": "training",
+            },
+            id="tag-reference",
             marks=pytest.mark.layouts,
         ),
     ],

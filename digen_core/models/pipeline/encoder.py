@@ -40,8 +40,9 @@ class PromptEncoder(ABC):
         # The module's own ``dtype`` walks all its submodules: milliseconds at each step.
         self.dtype = TORCH_DTYPES[config.dtype]
         self.gang = ALONE
-        scales = *config.guidance_scales, *config.in_training.guidance_scales
-        self.guided = self.uses_cfg and max(scales) > self.guides_above  # in rollout or training
+        configs = config, config.in_training, config.as_reference
+        scales = [scale for own in configs for scale in own.guidance_scales]
+        self.guided = self.uses_cfg and max(scales) > self.guides_above  # in any of its roles
         self._negative: Condition | None = None
         self._is_encoding = False  # with the transformer aside
 

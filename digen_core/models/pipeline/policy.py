@@ -181,10 +181,20 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
 
         To be asked where it is used, as what this one is given later it does not get.
         """
-        if self.config.train_guidance_scale is None:
+        return self._configured_as(self.config.in_training)
+
+    def as_reference(self) -> Self:
+        """Return the same policy with the reference policy's guidance: it shares everything, too.
+
+        With which weights, ``reference_weights`` says.
+        """
+        return self._configured_as(self.config.as_reference)
+
+    def _configured_as(self, config: ModelConfig) -> Self:
+        if config is self.config:
             return self
         view = copy.copy(self)
-        view.config = self.config.in_training
+        view.config = config
         return view
 
     def sigmas(self, num_steps: int) -> Tensor:

@@ -8,7 +8,9 @@ from diffusers import StableDiffusion3Pipeline
 
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.train import LoraConfig
 from digen_core.data.prompts import Prompt
+from digen_core.models.trainable import make_trainable
 from digen_core.planning.sizes import sizes_of
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
@@ -221,6 +223,47 @@ def test_sizes_count_each_guidance_where_it_is(tiny_families, sampled, trained):
     assert found.pair_flops == training.pair_flops != samples.pair_flops
 
 
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_the_reference_policy_has_a_scale_of_its_own(tiny_families, scale):
+    """New adapters change nothing: v is that of the prompt, and guided it is v + 2 (v - v_neg)."""
+    config = trained_config(reference_guidance_scale=scale)
+    policy = load_tiny(
+        tiny_families["sd3"], "sd3", guidance_scale=1.0, reference_guidance_scale=scale
+    )
+    make_trainable(policy, LoraConfig(rank=2, alpha=4))
+    x_0, sigma, condition = batch(policy, (0.8, 0.4))
+    pairs = CleanPairs(x_0, torch.randn_like(x_0), torch.zeros(2), sigma, condition)
+    _, metrics = pack_loss(policy, pairs, config)
+    if scale is None:
+        assert metrics.kl == 0
+        return
+    names = [name for name in condition if not name.startswith("negative_")]
+    with torch.no_grad():
+        positive, negative = (
+            policy.predicted(pairs.x, sigma, {name: condition[start + name] for name in names})
+            for start in ("", "negative_")
+        )
+    expected = (2 * (positive - negative)).double().square().flatten(1).mean(1).sum()
+    assert metrics.kl == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_sizes_count_the_guidance_of_the_reference_policy(tiny_families):
+    folder = Path(tiny_families["sd3"])
+    size = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS}
+    plain, guided = (
+        sizes_of(trained_config(**size, reference_guidance_scale=scale), folder)
+        for scale in (None, 3.0)
+    )
+    assert guided.step_flops == plain.step_flops
+    more = guided.pair_flops - plain.pair_flops
+    assert 0.95 * plain.step_flops < more < plain.step_flops  # that of adapters is not in it
+
+
+def test_a_scale_of_a_reference_policy_that_nobody_asks_is_refused():
+    with pytest.raises(ValueError, match="reference_guidance_scale is 3, but nothing asks the ref"):
+        RunConfig.model_validate({"model": {"family": "sd3", "reference_guidance_scale": 3.0}})
+
+
 @pytest.mark.parametrize("type", ["flow_grpo", "dance_grpo", "ddpo"])
 @pytest.mark.parametrize("correction", ["none", "recompute"])
 def test_ratios_take_no_other_guidance(type, correction):
@@ -246,6 +289,7 @@ def test_ratios_take_no_other_guidance(type, correction):
         ({"guidance_schedule": [[0.5, float("nan")]]}, "finite|greater than or equal"),
         ({"train_guidance_scale": -1.0}, "greater than or equal to 0"),
         ({"train_guidance_scale": float("nan")}, "finite|greater than or equal"),
+        ({"reference_guidance_scale": -1.0}, "greater than or equal to 0"),
         ({"guidance_schedule": [[0.5, 4.0]], "guidance_scale_2": 3.0}, "leave one of them out"),
     ],
 )
