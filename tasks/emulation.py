@@ -158,11 +158,18 @@ def train_pack(
     return None, Trained(too_large=False)
 
 
-@body("share sum", Nothing)
-def share_sum(run_id: str, label: str, total: None) -> tuple[None, Nothing]:
-    """Take no time."""
-    with working(run_id):
-        return None, Nothing()
+@body("share sum", Reduced)
+def share_sum(
+    run_id: str,
+    label: str,
+    total: None,
+    others: Sequence[None] = (),
+    sources: Sequence[tuple[str, ...]] = (),
+) -> tuple[None, Reduced]:
+    """Take ``costs.gradient_sum`` seconds for each other device of its site."""
+    with working(run_id) as work:
+        _sleep_until(work.started + work.config.costs.gradient_sum * len(others))
+    return None, Reduced(-1, "")
 
 
 @body("reduce", Reduced)

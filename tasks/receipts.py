@@ -156,9 +156,13 @@ class Pushed(HeldVersion):
     failure: StrictStr  # why it does not hold it: its source is gone, or it arrived damaged; or ""
 
 
+NOT_SHARED: Final = "the sums of its site were not to be had"
+"""Failure of a sum that somebody else has told of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reduced(Facts):
-    """Whether the sums of all devices are one."""
+    """Whether the sums of some devices are one."""
 
     failed: StrictInt  # index of the other device whose sum was not to be had; -1: all were
     failure: StrictStr  # why, or ""

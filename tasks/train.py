@@ -26,7 +26,7 @@ from digen_core.transport.kept_inputs import KeptInput
 from digen_core.transport.segment import Segment
 from tasks.body import body
 from tasks.gang.together import together
-from tasks.receipts import Nothing, Reduced, Trained
+from tasks.receipts import NOT_SHARED, Reduced, Trained
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.fetching import fetch_rows
 from tasks.worker.fitting import no_memory
@@ -235,23 +235,44 @@ def _pairs(
     )
 
 
-@body("share sum", Nothing)
-def share_sum(run_id: str, label: str, total: GradientSum) -> tuple[SharedSum, Nothing]:
-    """Keep what this device summed where another one pulls it from, and return its name."""
+@body("share sum", Reduced)
+def share_sum(
+    run_id: str,
+    label: str,
+    total: GradientSum,
+    others: Sequence[SharedSum] = (),
+    sources: Sequence[tuple[str, ...]] = (),
+) -> tuple[SharedSum, Reduced]:
+    """Keep what this device summed where another one pulls it from, and return its name.
+
+    Args:
+        run_id: of the run.
+        label: of the task run.
+        total: sum of this device.
+        others: sums of other devices of its site, which are added.
+        sources: addresses of the workers of each of those, by rank.
+    """
     with working(run_id):
-        return shelved_sum(run_id, total), Nothing()
+        shared = shelved_sum(run_id, total, others, sources)
+    return shared, Reduced(shared.failed, shared.failure)
 
 
 @together
-def shelved_sum(run_id: str, total: GradientSum) -> SharedSum:
-    """Keep this member's rows of the sum over the members of a gang for others to pull."""
+def shelved_sum(
+    run_id: str,
+    total: GradientSum,
+    others: Sequence[SharedSum],
+    sources: Sequence[tuple[str, ...]],
+) -> SharedSum:
+    """Keep this member's rows of the sum over the members of a gang, or of a site, for others."""
     engine = engine_of(run_id)
+    found = _added(run_id, engine, total, others, sources)
+    if found.failure:
+        return SharedSum({}, found.metrics, frozenset(), found.failed, found.failure)
     rows = {
-        name: value.detach().to("cpu", copy=True).numpy()
-        for name, value in total.rows(engine.gang).items()
+        name: value.detach().to("cpu", copy=True).numpy() for name, value in found.gradient.items()
     }
-    contents = contents_of(rows, engine.gang)
-    shared = SharedSum(contents, total.metrics_of(engine.gang), total.packs)
+    shared = SharedSum(contents_of(rows, engine.gang), found.metrics, found.packs)
     engine.shelf.put(f"{SUM} {shared.hash}", shared.hash, rows)
     return shared
 
@@ -264,13 +285,13 @@ def reduce(
     others: Sequence[SharedSum] = (),
     sources: Sequence[tuple[str, ...]] = (),
 ) -> tuple[UpdateGradient, Reduced]:
-    """Add up the sums of all trainer devices.
+    """Add up the sums of all trainer devices, or of all of their sites.
 
     Args:
         run_id: of the run.
         label: of the task run.
         own: sum of this device, if it has one.
-        others: sums of other devices.
+        others: sums of other devices, or sites.
         sources: addresses of the workers of each of those, by rank.
     """
     with working(run_id):
@@ -286,9 +307,21 @@ def update_gradient(
     sources: Sequence[tuple[str, ...]],
 ) -> UpdateGradient:
     """Return the gradient of an update, or which sum is not to be had and why."""
-    engine = engine_of(run_id)
+    return _added(run_id, engine_of(run_id), own, others, sources)
+
+
+def _added(
+    run_id: str,
+    engine: Engine,
+    own: GradientSum | None,
+    others: Sequence[SharedSum],
+    sources: Sequence[tuple[str, ...]],
+) -> UpdateGradient:
+    """Return this member's rows of a device's sum and others (collective)."""
     total = UpdateGradient() if own is None else UpdateGradient.of(own, engine.gang)
     for index, (shared, source) in enumerate(zip(others, sources, strict=True)):
+        if shared.failure:
+            return UpdateGradient(failed=index, failure=NOT_SHARED)
         rows, failure = fetch_rows(run_id, engine, shared, source)
         if failure:
             return UpdateGradient(failed=index, failure=failure)

@@ -10,7 +10,7 @@ and what cannot be done is refused (`ledger.py`), so a simulation is a test of t
 | Train, Step, Switch | a jittered time of the device |
 | CopyState | nothing: adapters are small |
 | Push | at once to devices that train only, else `push` seconds beside the device's other work |
-| Reduce | `gradient_sum` seconds for each device but the one that steps, beside its other work |
+| Reduce | `gradient_sum` seconds for each sum that is added to another, beside other work |
 | ComputeAdvantages | nothing |
 
 A device does one thing at a time, in the order of its instructions. What crosses a link between
@@ -284,9 +284,10 @@ class Simulation:
     def _reduce(self, do: protocol.Reduce) -> None:
         for name in do.devices:
             self._ledger.check_device(do, name)
-        seconds = self._costs.gradient_sum * len(set(do.devices) - {do.device})
-        seconds += self._transfers.sums(do) - self._clock.now
-        self._after(seconds, lambda: self._deliver(protocol.GradientReduced(do.iteration)))
+        summed = self._transfers.sums(do, self._costs.gradient_sum)
+        self._after(
+            summed - self._clock.now, lambda: self._deliver(protocol.GradientReduced(do.iteration))
+        )
 
     def _copy_state(self, do: protocol.CopyState) -> None:
         self._ledger.check_device(do, do.device)

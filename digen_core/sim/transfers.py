@@ -73,11 +73,20 @@ class Transfers:
         """Return when a version that a device begins to pull from another one is there."""
         return self._send(source, device, self._sent.crossing)
 
-    def sums(self, do: Reduce) -> float:
-        """Return when the sums of all trainers are at the device that steps."""
-        others = set(do.devices) - {do.device}
-        arrivals = (self._send(name, do.device, self._sent.gradient_sum) for name in others)
-        return max(arrivals, default=self._clock.now)
+    def sums(self, do: Reduce, seconds: float) -> float:
+        """Return when the sums of all trainers are one at the device that steps.
+
+        Those of another site are added up there before they cross.
+
+        Args:
+            do: what is to be added up.
+            seconds: that it takes to add one sum to another.
+        """
+        pulled, size = do.pulled(self._sites), self._sent.gradient_sum
+        arrivals = (
+            self._send(own[0], do.device, size, after=seconds * (len(own) - 1)) for own in pulled
+        )
+        return max(arrivals, default=self._clock.now) + seconds * len(pulled)
 
     def inputs(self, do: Generate | Train) -> float:
         """Return when a device has what it needs for work that it is told to do now."""
@@ -113,9 +122,17 @@ class Transfers:
             there[key] = self._send(source, device, num_bytes)
         return there[key]
 
-    def _send(self, source: str, device: str, num_bytes: float) -> float:
-        """Put bytes in the queue of the link between two devices; return when they have arrived."""
-        now, way = self._clock.now, (self._sites[source], self._sites[device])
+    def _send(self, source: str, device: str, num_bytes: float, *, after: float = 0.0) -> float:
+        """Put bytes in the queue of the link between two devices; return when they have arrived.
+
+        Args:
+            source: device that sends them.
+            device: that receives them.
+            num_bytes: how many.
+            after: seconds from now until they are there to be sent.
+        """
+        now = self._clock.now + after
+        way = self._sites[source], self._sites[device]
         link = self._links.get(frozenset(way))
         if link is None or way[0] == way[1]:
             return now

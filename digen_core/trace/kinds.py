@@ -26,7 +26,7 @@ SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
         "score", "#009E73", "decodes a fragment and calls the rewards, or scores a group"
     ),
     "train": KindFacts("train", "#D55E00", "adds a pack's gradient to the device's sum"),
-    "reduce": KindFacts("train", "#E69F00", "adds up the devices' sums"),
+    "reduce": KindFacts("train", "#E69F00", "adds up devices' sums, those of another site there"),
     "step": KindFacts("version", "#000000", "makes the next version"),
     "copy": KindFacts("version", "#F0E442", "has the train state on a second trainer, too"),
     "publish": KindFacts("version", "#7F7F7F", "takes out of the state what a push moves"),

@@ -95,11 +95,16 @@ class GradientSum(Part, Weighty):
 
 @dataclass(frozen=True, slots=True)
 class SharedSum:
-    """What names the sum of a device that another one pulls, as `PolicyVersion` names a version."""
+    """What names a sum that another device pulls, as `PolicyVersion` names a version.
+
+    It is that of the device that holds it, or of the devices of its site.
+    """
 
     contents: Mapping[str, Content]
     metrics: PackMetrics
     packs: frozenset[int]
+    failed: int = -1  # index of another device's sum that was to be added and was not to be had
+    failure: str = ""  # why; then this is no sum
 
     @property
     def hash(self) -> str:
@@ -134,7 +139,7 @@ class UpdateGradient(Part, Weighty):
 
         Args:
             other: of packs that are not in this one.
-            rows: this member's of it, which may be changed.
+            rows: this member's of it.
 
         Raises:
             ValueError: both hold the same pack.
@@ -144,7 +149,7 @@ class UpdateGradient(Part, Weighty):
         for name, value in rows.items():
             added = torch.from_numpy(value)
             if name in self.gradient:
-                added += self.gradient[name].cpu()
+                added = added + self.gradient[name].cpu()
             self.gradient[name] = added
         self.metrics = add_metrics(self.metrics, other.metrics)
         self.packs |= other.packs

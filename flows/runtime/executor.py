@@ -4,7 +4,8 @@ A task's result stays on the worker that made it; the executor holds futures, wh
 the Dask graph, and reads only receipts: seconds, rewards, hashes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from prefect.futures import PrefectFuture
@@ -26,7 +27,7 @@ from flows.runtime.scoring import Scoring
 from flows.runtime.submission import Submitter, Work
 from flows.runtime.versions import Versions
 from tasks.emulation import switch
-from tasks.receipts import Receipt, Reduced, Trained, Updated
+from tasks.receipts import NOT_SHARED, Receipt, Reduced, Trained, Updated
 from tasks.runner.completions import Completion
 from tasks.train import reduce, share_sum, train_pack
 from tasks.versions import step
@@ -214,18 +215,16 @@ class Executor:
 
     def _reduce(self, do: protocol.Reduce) -> None:
         it, fleet = self._iterations[do.iteration], self._run.fleet
-        others = [device for device in do.devices if device != do.device]
+        sites = {name: fleet.known[name].site for name in (do.device, *do.devices)}
+        pulled = do.pulled(sites)
+        firsts = [own[0] for own in pulled]
 
         def event_of(receipt: Receipt[Reduced]) -> Event | None:
-            if it.reduction is not do:  # it is void: one of the devices was lost since
-                return None
-            failed, failure = receipt.facts.failed, receipt.facts.failure
-            if not failure:
+            if it.reduction is do and not receipt.facts.failure:
                 return protocol.GradientReduced(do.iteration)
-            why = f"does not give away its sum of gradients: {failure}"
-            self._run.watch.broken(fleet.addresses[others[failed]], why)
-            return protocol.ReduceFailed(do.iteration)
+            return self._failure_of(it, do, firsts, receipt)
 
+        it.reduction = do
         work = Work(
             body=reduce,
             label="reduce",
@@ -233,24 +232,45 @@ class Executor:
             kind="reduce",
             parameters={
                 "own": it.sums.get(do.device),
-                "others": [self._share(it, device) for device in others],
-                "sources": [fleet.workers_of(device) for device in others],
+                "others": [self._share(do, own) for own in pulled],
+                "sources": [fleet.workers_of(device) for device in firsts],
             },
             event_of=event_of,
         )
-        it.reduction = do
         it.total = self._submitter.submit(it, work)
 
-    def _share(self, it: OpenIteration, device: str) -> PrefectFuture[Any]:
-        """Have a device keep its sum where the one that reduces pulls it from."""
+    def _share(self, do: protocol.Reduce, devices: Sequence[str]) -> PrefectFuture[Any]:
+        """Have a device keep its sum, with those of others, where another one pulls it from."""
+        it, fleet = self._iterations[do.iteration], self._run.fleet
+        device, *rest = devices
         work = Work(
             body=share_sum,
-            label=f"share sum of {device}",
+            label=f"share sums of {fleet.known[device].site}" if rest else f"share sum of {device}",
             device=device,
             kind="reduce",
-            parameters={"total": it.sums[device]},
+            parameters={
+                "total": it.sums[device],
+                "others": [self._share(do, [own]) for own in rest],
+                "sources": [fleet.workers_of(own) for own in rest],
+            },
+            event_of=partial(self._failure_of, it, do, rest),
         )
         return self._submitter.submit(it, work)
+
+    def _failure_of(
+        self,
+        it: OpenIteration,
+        do: protocol.Reduce,
+        others: Sequence[str],
+        receipt: Receipt[Reduced],
+    ) -> Event | None:
+        """Take note of a device whose sum was not to be had; None: all were, or it is told of."""
+        failed, failure = receipt.facts.failed, receipt.facts.failure
+        if it.reduction is not do or failure in ("", NOT_SHARED):  # void: a device was lost since
+            return None
+        why = f"does not give away its sum of gradients: {failure}"
+        self._run.watch.broken(self._run.fleet.addresses[others[failed]], why)
+        return protocol.ReduceFailed(do.iteration)
 
     # --- versions -------------------------------------------------------------------------
 

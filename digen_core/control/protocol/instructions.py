@@ -1,5 +1,7 @@
 """Instructions: what to do, decided by the controller."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from digen_core.control.protocol.parts import Fragment, Pack, Role
@@ -59,6 +61,26 @@ class Reduce:
     iteration: int
     devices: tuple[str, ...]
     device: str
+
+    def pulled(self, sites: Mapping[str, str]) -> list[tuple[str, ...]]:
+        """Return whose sums the device pulls: together those that the first of them adds up before.
+
+        So the sums of another site cross a link as one.
+
+        Args:
+            sites: of the devices; "" where it is not known.
+        """
+        home, at = sites[self.device], defaultdict[str, list[str]](list)
+        for name in self.devices:
+            if name != self.device:
+                at[sites[name]].append(name)
+        found = list[tuple[str, ...]]()
+        for site, names in at.items():
+            if site == home or "" in (site, home):
+                found += [(name,) for name in names]
+            else:
+                found.append(tuple(names))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

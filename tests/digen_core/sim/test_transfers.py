@@ -90,9 +90,15 @@ def test_a_fragment_goes_on_elsewhere_when_its_latents_are_there(transfers):
     assert transfers.inputs(train("here", 1)) == pytest.approx(0.75)  # of the condition, the first
 
 
-def test_sums_come_from_all_others(transfers):
-    assert transfers.sums(Reduce(0, ("here", "far", "off"), "here")) == 4.0 + 0.25
-    assert transfers.sums(Reduce(0, ("here", "too"), "here")) == 0.0
+def test_the_sums_of_a_site_cross_as_one(transfers):
+    assert transfers.sums(Reduce(0, ("here", "too"), "here"), 0.5) == 0.5
+    assert transfers.sums(Reduce(0, ("far", "too"), "here"), 0.0) == 2.0 + 0.25
+    # there they are one after 0.5 s, and then come after the one before, to two others
+    three = Reduce(0, ("here", "far", "off", "too"), "here")
+    assert transfers.sums(three, 0.5) == 2.0 + 2.0 + 0.25 + 2 * 0.5
+    (_, crossing) = transfers.crossings
+    assert crossing == Crossing(AB, 20.0, 2.0, 4.25)
+    assert transfers.sums(Reduce(0, ("off",), "far"), 0.5) == 0.5, "from there to there"
 
 
 def test_what_a_lost_device_had_fetched_is_fetched_again(transfers):
