@@ -30,7 +30,14 @@ from flows.runtime.requests import RunCancelledError, following, is_stop
 from flows.runtime.scheduling import measured_costs, resolve_layout
 from flows.runtime.workload import layout_of
 from tasks.cluster.calls import SchedulerLostError
-from tasks.cluster.cluster import devices_of, exclusive, in_one_role, local_devices, run_cluster
+from tasks.cluster.cluster import (
+    await_spares,
+    devices_of,
+    exclusive,
+    in_one_role,
+    local_devices,
+    run_cluster,
+)
 from tasks.cluster.presence import addresses_of, require_pools, workers_of_pools
 from tasks.cluster.stopping import stop_tasks
 from tasks.runner.prefect_api import one_async_client
@@ -104,6 +111,7 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
     if config.cluster.address is None:
         say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
     with connected(config, local) as (address, client):
+        await_spares(client, say)
         devices = devices_of(client, colocated=colocated)  # before anything is written
         check_gangs_of(config, [device.size for device in devices])
         require_pools(client, config.pools)

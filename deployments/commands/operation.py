@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -126,12 +127,13 @@ def worker(
     /,
     *,
     name: str,
-    role: Literal["rollout", "trainer", "both"] = "both",
+    role: Literal["rollout", "trainer", "both"] | None = None,
     pool: str | None = None,
     site: str = "",
     threads: int = 1,
     members: int = 1,
     ranks: str = "",
+    spare_for: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     cuda: Annotated[bool, Parameter(negative="")] = False,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     leave: Annotated[bool, Parameter(negative="")] = False,
@@ -140,6 +142,7 @@ def worker(
 
     Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --role rollout
     Example: digen worker tls://10.0.0.1:8786 --name room --members 4 --ranks 2-3
+    Example: digen worker tls://10.0.0.1:8786 --name b9 --spare-for room-0 room-1.2
     Example: digen worker tls://10.0.0.1:8786 --name gpu-0 --leave
 
     It listens on the address by which it reaches the scheduler. With a scheduler of another machine
@@ -148,7 +151,7 @@ def worker(
     Args:
         scheduler: Address of the Dask scheduler; default: that in DASK_SCHEDULER_ADDRESS.
         name: Of the worker in reports and pictures; no two of a cluster may have the same.
-        role: What it does: rollout generates and scores, trainer trains.
+        role: What it does: rollout generates and scores, trainer trains; default: both.
         pool: It only scores, for rewards whose ``pool`` has this name.
         site: Where it is. Between sites a version of the weights crosses once, to the first worker
             that pulls it; the others there pull from that.
@@ -156,6 +159,8 @@ def worker(
         members: Start a gang of so many workers, which are one device on as many GPUs.
         ranks: Start only these members of the gang here, such as 0-1, and the others, by the same
             name, on other hosts; default: all. Member 0 leads: its role and site are the gang's.
+        spare_for: It is idle, and takes the place of a lost member of these gangs: of any but the
+            first of a gang, or of one that is named, such as room-1.2.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
         insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
             then run code on it: only for a network in which nobody else is.
@@ -169,11 +174,15 @@ def worker(
     if scheduler is None and "DASK_SCHEDULER_ADDRESS" not in os.environ:
         raise UserError("which scheduler? For example: digen worker tls://10.0.0.1:8786 --name a")
     _check_worker(name, pool, site, threads, members)
+    if spare_for is not None:
+        others = {"--role": role, "--pool": pool, "--site": site, "--ranks": ranks}
+        _check_spare(name, spare_for, others | {"--members": members > 1})
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
     from deployments.local import failures_in_one_line
     from digen_core.planning.clusters.groups import ROLES
     from digen_core.preflight.network import parse_address
+    from tasks.cluster.spares import spare_resources
     from tasks.worker.process import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
@@ -186,7 +195,8 @@ def worker(
             leave_cluster(address, name, _say)
         sys.stdout.write(f"{name} has left\n")
         return 0
-    resources = resources_of(ROLES[role] if pool is None else {pool}, site)
+    declared = ROLES[role or "both"] if pool is None else {pool}
+    resources = resources_of(spare_resources(spare_for) if spare_for else declared, site)
     with failures_in_one_line("the worker"):
         named = [address, "--name", name, "--resources", resources]
         run_worker(named, members=members, ranks=ranks, cuda=cuda, insecure=insecure)
@@ -211,6 +221,36 @@ def _check_worker(name: str, pool: str | None, site: str, threads: int, members:
         check_name("--site", site)
     if pool in ROLES:
         raise UserError(f"--pool is {pool}, which is a role; use --role {pool}, or another name")
+
+
+def _check_spare(name: str, spare_for: Sequence[str], others: Mapping[str, object]) -> None:
+    """Check what a spare is asked to be.
+
+    Args:
+        name: of the worker.
+        spare_for: the gangs and members whose place it may take.
+        others: what else is said, which a spare is not, by option.
+    """
+    from digen_core.planning.clusters.groups import check_name
+
+    if not spare_for:
+        raise UserError("--spare-for names nobody; name gangs, or members such as room-1.2")
+    for place in spare_for:
+        check_name("--spare-for", place)
+        gang = re.sub(r"\.\d+$", "", place)
+        if name in (place, gang) or re.fullmatch(
+            rf"({re.escape(place)}|{re.escape(gang)})\.\d+", name
+        ):
+            raise UserError(
+                f"--name is {name}, which is the name of a member of {gang}, for which it is to be "
+                "a spare; use another one"
+            )
+    for option, value in others.items():
+        if value:
+            raise UserError(
+                f"--spare-for is for a worker that takes the place of a member of a gang, whose "
+                f"role and site are its leader's; leave out {option}"
+            )
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from time import monotonic, sleep
 from typing import Any
 
 import dask
@@ -16,18 +17,12 @@ from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from tasks.cluster import garbage
+from tasks.cluster.calls import LOOK_SECONDS
 from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.leaving import lock_of_run
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
-from tasks.cluster.presence import (
-    MEMBER,
-    MEMBERS,
-    ROLES,
-    SITE,
-    Presence,
-    devices_among,
-    present_workers,
-)
+from tasks.cluster.presence import ROLES, SITE, Presence, devices_among, present_workers
+from tasks.cluster.spares import MEMBER, MEMBERS, RESTART_SECONDS, may_take, places_in
 from tasks.cluster.start_method import (
     COPIED,
     METHOD,
@@ -236,13 +231,40 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
     return devices
 
 
+def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
+    """Wait for spares, where nobody has a role but a gang of which they are to take places.
+
+    Args:
+        client: of the cluster.
+        on_wait: is told, once, what is waited for.
+    """
+    is_told, deadline = False, monotonic() + RESTART_SECONDS + LOOK_SECONDS
+    while monotonic() < deadline:
+        workers = list(present_workers(client).values())
+        whole = {role for worker in workers if not worker.lacks for role in worker.roles}
+        waiting = [worker for worker in workers if worker.roles - whole and worker.lacks]
+        lacks = [name for leader in waiting for name in leader.lacks]
+        if not lacks or not any(_may_be_whole(leader, workers) for leader in waiting):
+            return
+        if not is_told:
+            on_wait(f"waiting for {', '.join(lacks)}, in whose place there are spares")
+            is_told = True
+        sleep(LOOK_SECONDS)
+
+
+def _may_be_whole(leader: Presence, workers: Sequence[Presence]) -> bool:
+    """Say whether there is an idle spare for each place of a gang that is free."""
+    idle = [places_in(worker.resources) for worker in workers if not worker.place]
+    return all(any(may_take(own, name) for own in idle) for name in leader.lacks)
+
+
 def _require_whole(leader: Presence) -> None:
     if lacks := leader.lacks:
         raise UserError(
             f"the gang {leader.name} has {leader.size} members, but {', '.join(lacks)} "
             f"{'is' if len(lacks) == 1 else 'are'} not there; start all of them with digen worker "
             f"--name {leader.name} --members {leader.size}, or on several hosts, each with some of "
-            "their --ranks"
+            f"their --ranks, or a spare with --spare-for {' '.join(lacks)}"
         )
 
 

@@ -19,7 +19,8 @@ from distributed import Client, SpecCluster
 from digen_core.control.protocol import Device
 from tasks.cluster.cluster import QUIET, as_environment, settings_of_workers, worker_process
 from tasks.cluster.listening import TASK_WORKER, own_scheduler, own_tls_settings
-from tasks.cluster.presence import MEMBER, MEMBERS, SITE
+from tasks.cluster.presence import SITE
+from tasks.cluster.spares import MEMBER, MEMBERS
 from tasks.cluster.start_method import METHOD, import_ahead, start_method
 
 REWARD_SERVERS = "reward-servers"  # name of the worker on which all fragments are scored

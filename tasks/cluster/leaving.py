@@ -1,27 +1,23 @@
 """Leaving: a worker that is to go is marked at the scheduler, where a run that has it sees that.
 
 The run lets it go when it needs nothing any more that the worker has. Dask then moves what values
-are there to other workers, and ends the worker and the nanny that would start another one.
+are there to other workers, and ends the worker and the nanny that would start another one. A gang
+goes with all its followers; a spare that has the place of one is started anew, as an idle one.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 from time import sleep
 from typing import Final
 
 from distributed import Client, Lock, Scheduler, Status
+from distributed.scheduler import WorkerState
 
+from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler
-from tasks.cluster.presence import (
-    LEAVING,
-    MEMBER,
-    SITE,
-    Presence,
-    present_workers,
-    workers_of_pools,
-)
+from tasks.cluster.presence import SITE, Presence, dismissed, present_workers, workers_of_pools
+from tasks.cluster.spares import LEAVING, MEMBER, MEMBERS, PLACE, SPARE
 
 MOVE_SECONDS: Final = 60.0  # until what a worker holds is elsewhere
 POLL_SECONDS: Final = 1.0
@@ -30,7 +26,7 @@ POLL_SECONDS: Final = 1.0
 def leave(client: Client, name: str) -> None:
     """Have a worker, or the gang that it leads, leave, and wait until it is gone.
 
-    Where no run has the cluster, or the worker only scores, it goes at once.
+    Where no run has the cluster, or the worker only scores or is an idle spare, it goes at once.
 
     Raises:
         UserError: there is no such worker, or it is the last of its pool.
@@ -39,14 +35,14 @@ def leave(client: Client, name: str) -> None:
     worker = _named(client, name)
     if not worker.roles:
         _require_another(client, worker)
-        let_go(client, [worker.address])
-    else:
-        ask_to_leave(client, worker.address)
+    ask_to_leave(client, worker.address)
+    if not worker.roles:
+        let_go(client, worker.address)
     lock = lock_of_run(client)
     while worker.address in present_workers(client):
         if lock.acquire(timeout=POLL_SECONDS):  # no run has it, or none any more
             try:
-                let_go(client, [worker.address, *worker.followers.values()])
+                let_go(client, worker.address)
             finally:
                 lock.release()
             sleep(POLL_SECONDS)
@@ -66,15 +62,19 @@ def ask_to_leave(client: Client, address: str) -> None:
     on_scheduler(client, _mark, address=address)
 
 
-def let_go(client: Client, addresses: Sequence[str]) -> None:
-    """Have Dask move what workers hold to others, and end them; it goes on meanwhile.
+def let_go(client: Client, address: str) -> None:
+    """Have Dask move what a device's workers hold to others, and end them; it goes on meanwhile.
 
-    Of those that are about to go nothing is asked again.
+    Of those that are about to go nothing is asked again. Spares of a gang become idle.
+
+    Args:
+        client: of the cluster.
+        address: of the worker, of a gang of its leader.
 
     Raises:
         SchedulerLostError: the scheduler does not answer.
     """
-    on_scheduler(client, _let_go, addresses=list(addresses))
+    on_scheduler(client, _let_go, address=address)
 
 
 def _named(client: Client, name: str) -> Presence:
@@ -82,14 +82,20 @@ def _named(client: Client, name: str) -> Presence:
     if name not in workers:
         there = ", ".join(sorted(workers)) or "none"
         raise UserError(f"no worker of the cluster is called {name!r}; there are {there}")
-    if MEMBER in workers[name].resources:
-        leader = name.rpartition(".")[0]
+    worker = workers[name]
+    leader = (worker.place or name).rpartition(".")[0]
+    if MEMBER in worker.resources:
         raise UserError(f"{name} is a member of a gang, which leaves whole: name {leader}")
-    return workers[name]
+    if worker.place and leader in workers:
+        raise UserError(
+            f"{name} has the place of {worker.place} as a spare, and a gang leaves whole: name "
+            f"{leader}; then {name} is idle, and may leave, too"
+        )
+    return worker
 
 
 def _require_another(client: Client, worker: Presence) -> None:
-    pools = [own for own in worker.resources if not own.startswith(SITE)]
+    pools = [own for own in worker.resources if not own.startswith((SITE, SPARE))]
     for pool, names in workers_of_pools(client, pools).items():
         if names == [worker.name]:
             raise UserError(
@@ -103,15 +109,22 @@ def _mark(address: str, dask_scheduler: Scheduler) -> None:
         worker.extra[LEAVING] = True
 
 
-def _let_go(addresses: Collection[str], dask_scheduler: Scheduler) -> None:
-    workers = dask_scheduler.workers
-    staying = [at for at in addresses if at in workers and not _is_closing(workers[at].status)]
+async def _let_go(address: str, dask_scheduler: Scheduler) -> None:
+    worker = dask_scheduler.workers.get(address)
+    if worker is None:
+        return
+    names = set(followers_of(str(worker.name), int(worker.resources.get(MEMBERS, 1))))
+    others = list(dask_scheduler.workers.values())
+    own = [ws for ws in others if MEMBER in ws.resources and str(ws.name) in names]
+    staying = [ws.address for ws in (worker, *own) if not _is_closing(ws)]
     if staying:
         dask_scheduler._ongoing_background_tasks.call_soon(_retire, dask_scheduler, staying)
+    for spare in [ws for ws in others if ws.extra.get(PLACE) in names]:
+        await dismissed(spare.address, dask_scheduler)
 
 
-def _is_closing(status: Status) -> bool:
-    return status in (Status.closing, Status.closing_gracefully, Status.closed)
+def _is_closing(worker: WorkerState) -> bool:
+    return worker.status in (Status.closing, Status.closing_gracefully, Status.closed)
 
 
 async def _retire(scheduler: Scheduler, addresses: list[str]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from distributed import Client, Nanny, Scheduler
 from distributed.core import rpc
@@ -13,20 +13,14 @@ from distributed.protocol.pickle import dumps
 from digen_core.control.protocol import Device, Role, followers_of
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler, on_workers
+from tasks.cluster.spares import LEAVING, MEMBER, MEMBERS, PLACE, RESTART_SECONDS, take_places
 
 ROLES: Final[tuple[Role, ...]] = ("rollout", "trainer")
 KILL_SECONDS: Final = 20.0
 KIND_SECONDS: Final = 60.0  # a process that asks its GPU for the first time takes some
 
-
-MEMBERS: Final = "members"
-"""Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
-MEMBER: Final = "member"
-"""Dask resource that its followers declare, in place of roles."""
 SITE: Final = "site:"
 """Begins the Dask resource by which a worker declares where it is."""
-LEAVING: Final = "digen-leaving"
-"""Key of what the scheduler knows of a worker that was asked to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,12 @@ class Presence:
     size: int = 1
     """Workers of the gang that it leads."""
     followers: Mapping[str, str] = field(default_factory=dict)
-    """Names of those of its followers that are there, on whatever host -> their addresses."""
+    """Names of those of its followers that are there, on whatever host -> their addresses; in the
+    place of one that was lost, the address of a spare."""
+    spares: Mapping[str, str] = field(default_factory=dict)
+    """Names of its followers whose place a spare has -> the spare's name."""
+    place: str = ""
+    """Name of the follower whose place it has as a spare."""
     is_leaving: bool = False
     """It was asked to leave."""
 
@@ -74,38 +73,74 @@ def site_in(resources: Iterable[str]) -> str:
 def present_workers(client: Client) -> dict[str, Presence]:
     """Return the workers that the scheduler has now, by address.
 
+    Spares that may take a place that is free have it from then on.
+
     ``Client.scheduler_info`` will not do: every two seconds the client asks for itself, for an
     answer without workers, and that may take the place of ours before it is returned.
 
     Raises:
         SchedulerLostError: the scheduler does not answer.
     """
-    found = on_scheduler(client, _look)
-    members = {name: at for at, (name, resources, *_) in found.items() if MEMBER in resources}
-    seen = {}
-    for address, (name, resources, silent, executing, leaving) in found.items():
-        size = int(resources.get(MEMBERS, 1))
-        followers = {
-            other: members[other] for other in followers_of(name, size) if other in members
-        }
-        declared = frozenset(resources)
-        seen[address] = Presence(
-            name, address, declared, silent, executing, size, followers, leaving
-        )
-    return seen
+    found = on_scheduler(client, _look, patience=RESTART_SECONDS)
+    own = {look.name: address for address, look in found.items() if MEMBER in look.resources}
+    spares = {look.place: (look.name, address) for address, look in found.items() if look.place}
+    return {address: _presence(address, look, own, spares) for address, look in found.items()}
 
 
-_Look = tuple[str, dict[str, float], float, dict[str, float], bool]
+def _presence(
+    address: str, look: "_Look", own: Mapping[str, str], spares: Mapping[str, tuple[str, str]]
+) -> Presence:
+    """Return a worker as it was seen.
+
+    Args:
+        address: of the worker.
+        look: what was seen of it.
+        own: addresses of all followers, by name.
+        spares: name and address of the spare that has a place, by the name of the place.
+    """
+    size = int(look.resources.get(MEMBERS, 1))
+    names = followers_of(look.name, size)
+    taken = {name: spares[name] for name in names if name in spares}
+    followers = {
+        name: taken[name][1] if name in taken else own[name]
+        for name in names
+        if name in taken or name in own
+    }
+    return Presence(
+        look.name,
+        address,
+        frozenset(look.resources),
+        look.silent_seconds,
+        look.executing,
+        size,
+        followers,
+        spares={name: spare for name, (spare, _) in taken.items()},
+        place=look.place,
+        is_leaving=look.is_leaving,
+    )
 
 
-def _look(dask_scheduler: Scheduler) -> dict[str, _Look]:
+class _Look(NamedTuple):
+    """What the scheduler knows of a worker."""
+
+    name: str
+    resources: dict[str, float]
+    silent_seconds: float
+    executing: dict[str, float]
+    place: str
+    is_leaving: bool
+
+
+def _look(patience: float, dask_scheduler: Scheduler) -> dict[str, _Look]:
+    take_places(dask_scheduler, patience)
     now = time()
     return {
-        ws.address: (
+        ws.address: _Look(
             str(ws.name),
             dict(ws.resources),
             now - ws.last_seen,
             {str(task.key): float(seconds) for task, seconds in ws.executing.items()},
+            ws.extra.get(PLACE, ""),
             LEAVING in ws.extra,
         )
         for ws in dask_scheduler.workers.values()
@@ -173,10 +208,11 @@ def dismiss(client: Client, address: str) -> None:
     Raises:
         SchedulerLostError: the scheduler does not answer.
     """
-    on_scheduler(client, _dismiss, address=address)
+    on_scheduler(client, dismissed, address=address)
 
 
-async def _dismiss(address: str, dask_scheduler: Scheduler) -> None:
+async def dismissed(address: str, dask_scheduler: Scheduler) -> None:
+    """Take a worker out of the cluster, in the scheduler's process; see `dismiss`."""
     worker = dask_scheduler.workers.get(address)
     if worker is None:
         return

@@ -11,7 +11,7 @@ from typing import Final
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
 from tasks.cluster.listening import asked_of_worker
-from tasks.cluster.presence import MEMBER, MEMBERS
+from tasks.cluster.spares import MEMBER, MEMBERS
 
 END_SECONDS: Final = 20.0
 

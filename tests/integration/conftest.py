@@ -1,15 +1,12 @@
 """A run config for the tiny FLUX, and clusters that several tests share."""
 
-import os
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from subprocess import Popen
 
 import pytest
 from distributed import Client
 
 from support.runs import tree_of
+from support.started import room_of, started_workers
 
 
 @pytest.fixture(autouse=True)
@@ -84,29 +81,9 @@ def run_layout(four_workers, tree, monkeypatch):
 
 @pytest.fixture(scope="module")
 def room(prefect_backend) -> Iterator[str]:
-    """Address of a cluster with a gang of two on two hosts, and a worker that is in none.
-
-    They are started by ``digen worker``, with TLS. The second host is another address of this one.
-    """
-    from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster.cluster import as_environment, run_cluster
-    from tasks.cluster.listening import own_tls_settings
-
-    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    variables |= as_environment(own_tls_settings(tls=True))
-    named = ["--resources", "rollout=1 trainer=1", "--name"]
-    asked = [
-        ["--host", "127.0.0.1", *named, "room", "--members", "2", "--ranks", "0"],
-        ["--host", "127.0.0.2", *named, "room", "--members", "2", "--ranks", "1"],
-        ["--host", "127.0.0.1", *named, "single"],
-    ]
-    with run_cluster(ClusterConfig(), []) as address, ExitStack() as ending:
-        for arguments in asked:
-            command = [sys.executable, "-m", "tasks.worker.process", address, *arguments]
-            process = ending.enter_context(Popen(command, env={**os.environ, **variables}))
-            ending.callback(process.terminate)
+    """Address of a cluster with a gang of two on two hosts, and a worker that is in none."""
+    with started_workers(*room_of("127.0.0.1", "127.0.0.2")) as (address, _):
         with Client(address, set_as_default=False) as client:
-            client.wait_for_workers(len(asked), timeout=180)
             hosts = {at.split(":")[1] for at in client.scheduler_info(n_workers=-1)["workers"]}
         assert hosts == {"//127.0.0.1", "//127.0.0.2"}
         yield address

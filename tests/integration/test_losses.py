@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
 
+import psutil
 import pytest
 from distributed import Client
 from smooth_rewards import HANG_VARIABLE
@@ -19,6 +20,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from support.layout_runs import RELATIVE
 from support.runs import Watch, distance, initial, merged, only_run, reference
+from support.started import room_of, started_workers
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +93,11 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
 def operation(*values: object):
     """Leave a case to ``make test-operation``."""
     return pytest.param(*values, marks=pytest.mark.operation)
+
+
+def nightly(*values: object):
+    """Leave a case to ``make test-nightly``."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 @pytest.fixture
@@ -452,6 +459,52 @@ def test_a_gang_on_two_hosts_is_formed_again(live, room):
     live(story, **GANGS | cluster, parallel__stages=2, num_iterations=6)
     assert story.said("worker room", "is a gang whose member room.1")
     assert story.said("worker room has joined") or story.said("resumed 1 time")
+
+
+def end_for_good(process: subprocess.Popen) -> Callable[[Story], None]:
+    """Kill a worker and its nanny, which would start another one."""
+
+    def end(story: Story) -> None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            process.kill()
+            child.kill()
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("hosts", "single", "changes"),
+    [
+        (("127.0.0.2", "127.0.0.3"), "single", {"parallel__stages": 2}),
+        nightly(("127.0.0.1", "127.0.0.1"), "single", {"parallel__shard_weights": True}),
+        nightly(("127.0.0.2", "127.0.0.1"), "alone", {"parallel__stages": 2}),  # the room trains
+    ],
+)
+def test_a_spare_takes_the_place_of_a_lost_member(live, monkeypatch, hosts, single, changes):
+    """It is lost for good, with its nanny; it and the spare may be on other hosts than the leader.
+
+    Where the gang has the optimizer's state the run goes on from its last checkpoint, by itself.
+    """
+    from tasks.cluster.presence import present_workers
+
+    monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 1.0)
+    kind = p.FragmentGenerated if single == "single" else p.PackTrained
+    asked = room_of("127.0.0.1", hosts[0], single)
+    spare = ["--host", hosts[1], "--name", "b9", "--resources", "spare:room=1"]
+    with started_workers(*asked, spare) as (address, processes):
+        story = Story(event_of(kind, 1), end_for_good(processes[1]))
+        cluster = {"cluster__scheduler_address": address, "cluster__trainer_workers": 1}
+        one_role = {"schedule__layout": "disaggregated", "num_iterations": 3}  # no others help
+        live(story, **GANGS | cluster | one_role | changes)
+        with Client(address, set_as_default=False) as client:
+            (holder,) = (own for own in present_workers(client).values() if own.name == "b9")
+    assert holder.place == "room.1"
+    assert story.said("worker room", "is a gang whose member room.1", "was lost")
+    assert story.said("the spare b9", "has the place of room.1 in the gang room")
+    assert story.said("resumed 1 time" if kind is p.PackTrained else "worker room has joined")
+    assert story.run_context.fleet.followers == {"room": {"room.1": holder.address}}
+    device_of = {span.kind: span.device for span in story.records[-1].spans}
+    assert device_of["train" if kind is p.PackTrained else "denoise"] == "room"
 
 
 def in_update(number: int, kind: type, iteration: int) -> Callable[[object], bool]:

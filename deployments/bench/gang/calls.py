@@ -22,7 +22,8 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.control.protocol import followers_of
 from tasks.cluster.cluster import settings_of_workers, worker_process
 from tasks.cluster.listening import own_scheduler, own_tls_settings
-from tasks.cluster.presence import MEMBER, MEMBERS, present_workers
+from tasks.cluster.presence import present_workers
+from tasks.cluster.spares import MEMBER, MEMBERS
 from tasks.gang.forming import form_gang
 from tasks.gang.together import together
 

@@ -119,7 +119,7 @@ class FleetChanges:
                 continue
             name = worker.name
             if run.fleet.addresses.get(name) != address:
-                let_go(run.client, [address, *worker.followers.values()])
+                let_go(run.client, address)
             elif self._told.get(name) == address and self._may_leave(name):
                 say(f"worker {name} leaves when nobody needs what it has")
                 return [DeviceLeaving(name)]
@@ -139,17 +139,17 @@ class FleetChanges:
         One that turns comes back as a newcomer does.
         """
         run = self._run
-        addresses, was_holder = run.fleet.workers_of(name), run.progress.holder == name
+        address, was_holder = run.fleet.addresses[name], run.progress.holder == name
         run.fleet.left(name)
         if was_holder:
             use_copy(run)
         self._drop([name], was_holder=was_holder)
         if self._turn and self._turn.device == name:
-            self._come_back(name, self._turn.role, addresses[0])
+            self._come_back(name, self._turn.role, address)
             self._turn = None
             return
-        self._to_recompute.add(addresses[0])  # what it was embedding for the next iteration
-        let_go(run.client, addresses)
+        self._to_recompute.add(address)  # what it was embedding for the next iteration
+        let_go(run.client, address)
         say(f"worker {name} has left")
 
     def _come_back(self, name: str, role: Role, address: str) -> None:

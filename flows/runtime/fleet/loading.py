@@ -48,6 +48,13 @@ def _form(run: RunContext, device: Device) -> None:
     if leader is None or leader.lacks:
         return run.watch.broken(address, "lacks members of its gang")
     run.fleet.formed(device.name, leader.followers)
+    for place, spare in leader.spares.items():
+        notify(
+            run,
+            "spare-used",
+            f"the spare {spare} ({leader.followers[place]}) has the place of {place} in the gang "
+            f"{device.name}",
+        )
     try:
         form_gang(run.client, address, list(leader.followers.values()))
     except WorkerLostError as error:

@@ -907,6 +907,36 @@ def test_a_worker_has_a_name_that_files_can_have(name, refused):
     assert f"--name is {name!r}; use at most 63 letters" in refused(arguments)
 
 
+SPARES = {
+    "a role": (
+        "--spare-for room --role both",
+        "whose role and site are its leader's; leave out --rol",
+    ),
+    "a pool": ("--spare-for room --pool judges", "leave out --pool"),
+    "a gang": ("--spare-for room --members 2", "leave out --members"),
+    "ranks": ("--spare-for room --ranks 1", "leave out --ranks"),
+    "a site": ("--spare-for room --site fra1", "leave out --site"),
+    "no name": ("--spare-for room/1", "--spare-for is 'room/1'; use at most 63 letters, digits"),
+    "its own gang": (
+        "--spare-for b9",
+        "--name is b9, which is the name of a member of b9, for which",
+    ),
+    "its own place": ("--spare-for b9.1", "--name is b9, which is the name of a member of b9, for"),
+}
+
+
+@pytest.mark.parametrize("case", SPARES)
+def test_a_spare_is_nothing_else(case, refused):
+    words, expected = SPARES[case]
+    assert expected in refused(["worker", "tcp://127.0.0.1:1", "--name", "b9", *words.split()])
+
+
+@pytest.mark.parametrize("name", ["room-0", "room-0.1", "room-0.2"])
+def test_a_spare_is_not_called_as_a_member(name, refused):
+    arguments = ["worker", "tcp://127.0.0.1:1", "--name", name, "--spare-for", "a", "room-0.2"]
+    assert f"--name is {name}, which is the name of a member of room-0, for" in refused(arguments)
+
+
 def test_a_scheduler_that_listens_is_taken(job, local):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"

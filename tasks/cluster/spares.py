@@ -1,0 +1,158 @@
+"""Spares: idle workers, one of which takes the place of a follower that its gang has lost.
+
+Who has which place is decided where the scheduler is, from what workers declare and who has which
+place already, so that all who look at a cluster see the same. The leader's place nobody takes: it
+has the roles, and what only leaders hold.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Self
+
+from distributed import Scheduler
+from distributed.scheduler import WorkerState
+
+from digen_core.control.protocol import followers_of
+
+MEMBERS: Final = "members"
+"""Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
+MEMBER: Final = "member"
+"""Dask resource that its followers declare, in place of roles."""
+SPARE: Final = "spare:"
+"""Begins the Dask resources of a spare: each names a gang, or one of its followers."""
+LEAVING: Final = "digen-leaving"
+"""Key of what the scheduler knows of a worker that was asked to leave."""
+PLACE: Final = "digen-place"
+"""Key of what the scheduler knows of a spare: the name of the follower whose place it has."""
+RESTART_SECONDS: Final = 30.0
+"""How long a place stays free for its own worker, which a nanny may be starting again."""
+
+_ABSENT: Final = "digen-absent"  # in the scheduler's metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the scheduler knows of a worker, as far as places are concerned."""
+
+    name: str
+    start: str
+    """Of whoever starts the worker, the same as long as it starts it again: its nanny."""
+    size: int = 1
+    """Workers of the gang that it leads."""
+    is_member: bool = False
+    """It is a follower itself."""
+    spare_for: frozenset[str] = frozenset()
+    """Gangs, and followers, whose place it may take as a spare."""
+    place: str = ""
+    """That it has as a spare."""
+    is_leaving: bool = False
+
+    @classmethod
+    def of(cls, worker: WorkerState) -> Self:
+        """Return what the scheduler knows of a worker."""
+        return cls(
+            str(worker.name),
+            worker.nanny or worker.address,
+            int(worker.resources.get(MEMBERS, 1)),
+            MEMBER in worker.resources,
+            places_in(worker.resources),
+            worker.extra.get(PLACE, ""),
+            LEAVING in worker.extra,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """That a follower is not there, though its leader was."""
+
+    leader: str
+    """What starts the leader: where another one does, its gang is on the way anew."""
+    since: float
+    """When that was seen first."""
+
+
+def places_in(resources: Iterable[str]) -> frozenset[str]:
+    """Return which gangs and followers a worker declares to be a spare for."""
+    return frozenset(own.removeprefix(SPARE) for own in resources if own.startswith(SPARE))
+
+
+def spare_resources(names: Iterable[str]) -> set[str]:
+    """Return what a spare for some gangs and followers declares."""
+    return {SPARE + name for name in names}
+
+
+def may_take(spare_for: Collection[str], place: str) -> bool:
+    """Say whether a spare for some gangs and followers may take a follower's place."""
+    return place in spare_for or place.rpartition(".")[0] in spare_for
+
+
+def absences(
+    workers: Sequence[Declared], before: Mapping[str, Absence], now: float
+) -> dict[str, Absence]:
+    """Return which followers are not there, by name.
+
+    Where their leader is started again, as all members of a lost gang are, their time goes on.
+
+    Args:
+        workers: that are there.
+        before: what was found when one looked the last time.
+        now: in seconds.
+    """
+    there = {own.name for own in workers if own.is_member}
+    found = {name: absence for name, absence in before.items() if name not in there}
+    for leader in workers:
+        for name in followers_of(leader.name, leader.size):
+            known = found.get(name)
+            if name not in there and (known is None or known.leader != leader.start):
+                found[name] = Absence(leader.start, now)
+    return found
+
+
+def assign(
+    workers: Sequence[Declared],
+    absent: Mapping[str, Absence],
+    now: float,
+    patience: float = RESTART_SECONDS,
+) -> dict[str, str]:
+    """Return the places that idle spares take now: name of the spare -> the place.
+
+    Free is the place of a follower that is not there, though its leader is, and that no spare has;
+    that of a gang which is to leave is not. They are filled in the order of their names, each by
+    the spare that may take the fewest of them, of several the first by name.
+
+    Args:
+        workers: that are there.
+        absent: followers that are not, since when.
+        now: in seconds.
+        patience: how long a place stays free for its own worker.
+    """
+    held = {own.place for own in workers if own.place}
+    leaders = sorted((own for own in workers if not own.is_leaving), key=lambda own: own.name)
+    free = [
+        place
+        for leader in leaders
+        for place in followers_of(leader.name, leader.size)
+        if place in absent and place not in held and now - absent[place].since >= patience
+    ]
+    idle = [own for own in workers if own.spare_for and not (own.place or own.is_leaving)]
+    choices = {own.name: sum(may_take(own.spare_for, place) for place in free) for own in idle}
+    idle.sort(key=lambda own: (choices[own.name], own.name))
+    taken: dict[str, str] = {}
+    for place in free:
+        fitting = (o.name for o in idle if o.name not in taken and may_take(o.spare_for, place))
+        if name := next(fitting, None):
+            taken[name] = place
+    return taken
+
+
+def take_places(scheduler: Scheduler, patience: float) -> None:
+    """Let spares take the places that are free, and remember which followers are not there."""
+    now, workers = monotonic(), scheduler.workers.values()
+    declared = [Declared.of(worker) for worker in workers]
+    absent = absences(declared, scheduler.get_metadata([_ABSENT], {}), now)
+    scheduler.set_metadata([_ABSENT], absent)
+    places = assign(declared, absent, now, patience)
+    for worker in workers:
+        if place := places.get(str(worker.name)):
+            worker.extra[PLACE] = place

@@ -1,0 +1,323 @@
+"""Which spare has which place of a gang: by hand, and in random stories of workers."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from distributed import Client, Scheduler, SpecCluster, Worker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from digen_core.control.protocol import followers_of
+from digen_core.errors import UserError
+from support.started import room_of, started_workers
+from support.waiting import comes_to
+from tasks.cluster.cluster import await_spares, devices_of
+from tasks.cluster.leaving import leave
+from tasks.cluster.presence import present_workers
+from tasks.cluster.spares import Absence, Declared, absences, assign, may_take
+
+PATIENCE = 30.0
+
+
+def leader(name="room", size=3, start="nanny-0", **known):
+    return Declared(name, start, size, **known)
+
+
+def member(name):
+    return Declared(name, f"nanny of {name}", is_member=True)
+
+
+def spare(name, *spare_for, **known):
+    return Declared(name, f"nanny of {name}", spare_for=frozenset(spare_for or ["room"]), **known)
+
+
+def taken(*workers, absent=None, now=PATIENCE):
+    absent = absences(workers, {}, 0.0) if absent is None else absent
+    return assign(workers, absent, now, PATIENCE)
+
+
+def test_a_spare_takes_the_place_of_a_follower_that_is_not_there():
+    assert taken(leader(), member("room.1"), spare("b9")) == {"b9": "room.2"}
+    assert taken(leader(), member("room.1"), member("room.2"), spare("b9")) == {}
+
+
+def test_nobody_takes_the_place_of_a_leader():
+    assert taken(member("room.1"), member("room.2"), spare("b9", "room", "room.0")) == {}
+
+
+def test_places_are_filled_in_order_by_the_first_spares():
+    gang = leader(size=12)
+    followers = [member(f"room.{rank}") for rank in range(1, 12) if rank not in (2, 10)]
+    found = taken(gang, *followers, spare("b"), spare("a"), spare("c"))
+    assert found == {"a": "room.2", "b": "room.10"}
+    other = leader("attic", 2)
+    assert taken(gang, other, *followers, spare("a", "room", "attic")) == {"a": "attic.1"}
+
+
+def test_who_may_take_one_place_only_leaves_the_others_to_others():
+    assert taken(leader(), spare("a"), spare("b", "room.1")) == {"a": "room.2", "b": "room.1"}
+
+
+@pytest.mark.parametrize(
+    ("spare_for", "fits"),
+    [("room", True), ("room.1", True), ("room.2", False), ("roo", False), ("room.1.1", False)],
+)
+def test_a_spare_is_for_gangs_or_for_members(spare_for, fits):
+    assert may_take({spare_for}, "room.1") == fits
+
+
+def test_a_spare_has_one_place_and_a_place_one_spare():
+    holding = spare("a", place="room.1")
+    assert taken(leader(), holding) == {}
+    assert taken(leader(), holding, spare("b")) == {"b": "room.2"}
+
+
+def test_who_leaves_takes_no_place_and_is_given_no_spare():
+    assert taken(leader(), spare("a", is_leaving=True)) == {}
+    assert taken(leader(is_leaving=True), spare("a")) == {}
+
+
+def test_a_place_stays_free_for_its_own_worker_for_a_while():
+    workers = [leader(size=2), spare("b9")]
+    absent = absences(workers, {}, 100.0)
+    assert assign(workers, absent, 100.0 + PATIENCE - 0.1, PATIENCE) == {}
+    assert assign(workers, absent, 100.0 + PATIENCE, PATIENCE) == {"b9": "room.1"}
+    back = absences([*workers, member("room.1")], absent, 110.0)
+    assert back == {}
+    assert absences(workers, back, 120.0)["room.1"].since == 120.0
+
+
+def test_while_a_leader_is_started_again_the_time_of_its_lost_follower_goes_on():
+    """Those followers that are there, which are started again with it, have all of theirs."""
+    gang = [leader(), member("room.2"), spare("b9")]
+    lost = absences(gang, {}, 0.0)
+    assert set(lost) == {"room.1"}
+    away = absences([spare("b9")], lost, 5.0)
+    back = absences([leader(), spare("b9")], away, PATIENCE)
+    assert back == {"room.1": Absence("nanny-0", 0.0), "room.2": Absence("nanny-0", PATIENCE)}
+    assert assign([leader(), spare("b9"), spare("b8")], back, PATIENCE, PATIENCE) == {
+        "b8": "room.1"
+    }
+
+
+def test_a_gang_that_is_started_anew_under_the_same_name_has_all_the_time():
+    before = absences([leader(size=2)], {}, 0.0)
+    again = absences([leader(size=2, start="another nanny")], before, 1000.0)
+    assert again == {"room.1": Absence("another nanny", 1000.0)}
+
+
+LEADERS = {"attic": 2, "room": 4, "shed": 3}
+OWN = [name for gang, size in LEADERS.items() for name in followers_of(gang, size)]
+SPARES = {
+    "a": {"room"},
+    "b": {"room.1", "shed"},
+    "c": {"attic", "room", "shed"},
+    "d": {"shed.2"},
+    "e": {"nobody"},
+}
+NAMES = [*LEADERS, *OWN, *SPARES]
+
+
+def declared(name: str) -> Declared:
+    if name in LEADERS:
+        return leader(name, LEADERS[name], f"nanny of {name}")
+    return spare(name, *SPARES[name]) if name in SPARES else member(name)
+
+
+class Cluster:
+    """The workers that are there, and what was seen of them."""
+
+    def __init__(self):
+        self.there: dict[str, Declared] = {}
+        self.absent: dict[str, Absence] = {}
+        self.now = 0.0
+
+    def change(self, come, go, leave, seconds):
+        self.now += seconds
+        for name in set(go) & set(self.there):
+            del self.there[name]
+        for name in come:
+            self.there.setdefault(name, declared(name))
+        for name in set(leave) & set(self.there):
+            self.there[name] = replace(self.there[name], is_leaving=True)
+
+    def look(self):
+        """Give the places that are free, and return them."""
+        self.absent = absences(list(self.there.values()), self.absent, self.now)
+        found = assign(list(self.there.values()), self.absent, self.now, PATIENCE)
+        for name, place in found.items():
+            self.there[name] = replace(self.there[name], place=place)
+        return found
+
+    @property
+    def holders(self):
+        return {name: own.place for name, own in self.there.items() if own.place}
+
+    def vacant(self):
+        """Places that have been free long enough."""
+        for place in set(OWN) - set(self.there) - set(self.holders.values()):
+            gang = self.there.get(place.rpartition(".")[0])
+            if gang and not gang.is_leaving and self.now - self.absent[place].since >= PATIENCE:
+                yield place
+
+    def idle(self):
+        spares = [own for own in self.there.values() if own.spare_for]
+        return [own for own in spares if not (own.place or own.is_leaving)]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(NAMES), max_size=16),  # they come, if they are not there
+            st.lists(st.sampled_from(NAMES), max_size=4),  # they go, if they are
+            st.lists(st.sampled_from([*LEADERS, *SPARES]), max_size=1),  # they are to leave
+            st.floats(0, 2 * PATIENCE),  # seconds until one looks
+        ),
+        max_size=25,
+    )
+)
+def test_in_every_story_places_are_taken_once_and_kept(story):
+    cluster = Cluster()
+    for chapter in story:
+        cluster.change(*chapter)
+        before = cluster.holders
+        for name, place in cluster.look().items():
+            assert name not in before, "a spare has two places"
+            assert not cluster.there[name].is_leaving
+            assert place.rpartition(".")[0] in cluster.there, "its leader is there"
+            assert place not in cluster.there, "its own worker is not"
+        holders = cluster.holders
+        assert before.items() <= holders.items(), "a holder has changed"
+        assert max(Counter(holders.values()).values(), default=1) == 1, "a place has two holders"
+        assert all(may_take(SPARES[name], place) for name, place in holders.items())
+        for place in cluster.vacant():
+            assert not any(may_take(own.spare_for, place) for own in cluster.idle())
+        assert cluster.look() == {}, "two looks differ"
+
+
+class Workers:
+    """Workers of this process that come and go, as a run sees them."""
+
+    def __init__(self, cluster: SpecCluster, client: Client) -> None:
+        self.cluster, self.client = cluster, client
+
+    def come(self, name: str, *resources: str, **counted: int) -> None:
+        declared = {**dict.fromkeys(resources, 1), **counted}
+        options = {"resources": declared, "nthreads": 1, "dashboard_address": None}
+        self.cluster.worker_spec[name] = {"cls": Worker, "options": options}
+        self.cluster.sync(self.cluster._correct_state)
+        self.cluster.sync(lambda: self.cluster)
+
+    def go(self, name: str) -> None:
+        del self.cluster.worker_spec[name]
+        self.cluster.sync(self.cluster._correct_state)
+        assert comes_to(lambda: name not in self.seen)
+
+    @property
+    def seen(self):
+        return {own.name: own for own in present_workers(self.client).values()}
+
+    @property
+    def holder(self) -> str | None:
+        """Who has the place of room.1: the name of the worker at its address."""
+        address = self.seen["room"].followers.get("room.1")
+        return next((name for name, own in self.seen.items() if own.address == address), None)
+
+
+@pytest.fixture
+def workers(monkeypatch) -> Iterator[Workers]:
+    """A cluster with a gang of two that has lost its follower, and with no time to wait for it."""
+    monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 0.0)
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
+    with (
+        SpecCluster(scheduler=scheduler, workers={}) as cluster,
+        Client(cluster.scheduler_address, set_as_default=False) as client,
+    ):
+        found = Workers(cluster, client)
+        found.come("room", "rollout", "trainer", members=2)
+        yield found
+
+
+def test_a_member_that_is_back_stands_in_for_the_spare_in_its_turn(workers):
+    assert workers.seen["room"].lacks == ["room.1"]
+    workers.come("b9", "spare:room")
+    assert (workers.holder, workers.seen["room"].lacks) == ("b9", [])
+    assert workers.seen["room"].spares == {"room.1": "b9"}
+    assert workers.seen["b9"].place == "room.1"
+    workers.come("room.1", "member")
+    workers.come("b8", "spare:room")
+    assert workers.holder == "b9"
+    workers.go("b9")
+    assert workers.holder == "room.1"
+    workers.go("room.1")
+    assert workers.holder == "b8"
+
+
+def test_an_idle_spare_leaves_at_once_and_one_that_has_a_place_with_its_gang(workers):
+    workers.come("b8", "spare:attic.1")
+    leave(workers.client, "b8")
+    assert set(workers.seen) == {"room"}
+    workers.come("b9", "spare:room")
+    expected = (
+        "b9 has the place of room.1 as a spare, and a gang leaves whole: name room; then b9 is "
+        "idle, and may leave, too"
+    )
+    with pytest.raises(UserError) as error:
+        leave(workers.client, "b9")
+    assert str(error.value) == expected
+    workers.go("room")
+    assert workers.seen["b9"].place == "room.1"
+    leave(workers.client, "b9")
+    assert not workers.seen
+
+
+def test_spares_are_no_pools_and_not_waited_for(workers):
+    workers.come("b9", "spare:room.1", "spare:attic")
+    found = devices_of(workers.client, colocated=True)
+    assert [(own.name, own.size) for own in found] == [("room", 2)]
+    assert await_spares(workers.client, pytest.fail) is None
+
+
+def test_a_run_waits_for_a_spare_that_is_to_take_a_place(workers, monkeypatch):
+    said = []
+    await_spares(workers.client, said.append)
+    assert said == [], "there is no spare"
+    with pytest.raises(
+        UserError, match=r"room.1 is not there; .*, or a spare with --spare-for room"
+    ):
+        devices_of(workers.client)
+    monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 4.0)
+    workers.come("b8", "spare:attic")
+    await_spares(workers.client, said.append)
+    assert said == []
+    workers.come("b9", "spare:room")
+    await_spares(workers.client, said.append)
+    assert said == ["waiting for room.1, in whose place there are spares"]
+    assert workers.holder == "b9"
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_spare_is_idle_again_when_its_gang_has_left(monkeypatch):
+    """What the model took there is free again: another process has its place."""
+    monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 0.0)
+    spare = ["--host", "127.0.0.2", "--name", "b9", "--resources", "spare:room=1"]
+    room, _, single = room_of("127.0.0.1", "127.0.0.2")
+    with (
+        started_workers(room, single, spare) as (address, _),
+        Client(address, set_as_default=False) as client,
+    ):
+
+        def seen():
+            return {own.name: own for own in present_workers(client).values()}
+
+        before = seen()["b9"]
+        assert before.place == "room.1"
+        leave(client, "room")
+        assert comes_to(lambda: {"b9", "single"} == set(seen()), 120)
+        after = seen()["b9"]
+        assert after.place == ""
+        assert after.address != before.address
