@@ -13,15 +13,16 @@ import yaml
 
 from deployments.operation.access import CERTIFICATE, KEY
 from deployments.operation.state import ENVIRONMENT
-from deployments.operation.workers import Teams, in_teams
+from deployments.operation.workers import Kind, Teams, in_teams, spares_in
 from digen_core.planning.clusters.cluster import Cluster
-from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
 from tasks.cluster.cluster import as_environment
 from tasks.cluster.listening import ENCRYPTED, INSECURE, tls_settings
 
 FILE: Final = "cluster.yaml"
 TLS_FOLDER: Final = Path("/tls")  # in a container
 
+_WORKER_NAME: Final = "$(DASK_WORKER_NAME)"  # which the operator gives
 _RESTARTS: Final = 1000
 """Of the pods of a gang, until its job counts as failed."""
 
@@ -40,7 +41,7 @@ def text(cluster: Cluster, tls: bool) -> str:
 def _of_operator(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
     """Return a DaskCluster with the first group of devices, and a DaskWorkerGroup for each other.
 
-    They are what the operator of dask-kubernetes takes.
+    They are what the operator of dask-kubernetes takes. Spares of a kind are a group.
     """
     own = cluster.kubernetes
     head: dict[str, Any] = {"apiVersion": "kubernetes.dask.org/v1"}
@@ -49,6 +50,9 @@ def _of_operator(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
         for group in cluster.alone
         if not (isinstance(group, DeviceGroup) and group.gang_hosts > 1)
     ]
+    for of, number in spares_in(cluster):
+        command = _command(cluster, _WORKER_NAME, of, "", of.group, tls)
+        groups.append({"replicas": number, "spec": _pod_of(cluster, of.group, 1, command, tls)})
     nobody = {"replicas": 0, "spec": _pod(cluster, {"name": "worker", "args": ["digen"]}, tls)}
     first, *others = groups or [nobody]
     scheduler = {"spec": _scheduler_pod(cluster, tls), "service": _scheduler_service(cluster)}
@@ -83,7 +87,7 @@ def _of_gangs(cluster: Cluster, tls: bool) -> list[dict[str, Any]]:
 
 
 def _worker_pod(cluster: Cluster, group: DeviceGroup | RewardGroup, tls: bool) -> dict[str, Any]:
-    command = _command(cluster, "$(DASK_WORKER_NAME)", group, group.site, group, tls)
+    command = _command(cluster, _WORKER_NAME, group, group.site, group, tls)
     return _pod_of(cluster, group, group.members, command, tls)
 
 
@@ -97,7 +101,7 @@ def _team_pod(cluster: Cluster, teams: Teams, tls: bool) -> dict[str, Any]:
 def _command(
     cluster: Cluster,
     name: str,
-    of: DeviceGroup | RewardGroup | GangGroup,
+    of: Kind,
     site: str,
     group: DeviceGroup | RewardGroup,
     tls: bool,
@@ -105,7 +109,7 @@ def _command(
     """Return the command of a worker of a device, which computes with those of a group."""
     own, scheme = cluster.kubernetes, "tls" if tls else "tcp"
     address = f"{scheme}://{own.name}-scheduler.{own.namespace}.svc:8786"
-    command = ["digen", "worker", address, "--name", name, of.duty]
+    command = ["digen", "worker", address, "--name", name, *of.duty]
     if of.members > 1:
         command += ["--members", str(of.members)]
     if site:

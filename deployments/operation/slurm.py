@@ -2,7 +2,8 @@
 
 Headers and commands are dask-jobqueue's. A gang whose members are on several hosts, or of several
 kinds, is one job, whose nodes SLURM gives all at once: ``srun`` starts a team on each, which knows
-its ranks by SLURM_PROCID. Teams of several kinds are the components of a heterogeneous job.
+its ranks by SLURM_PROCID. Teams of several kinds are the components of a heterogeneous job. As the
+whole job ends with any of its teams, no spares are started.
 """
 
 import shlex
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
-from deployments.operation.workers import Teams, in_teams
+from deployments.operation.workers import Kind, Teams, in_teams
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import Cluster
-from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
 from tasks.worker.process import WAIT_SECONDS, resources_of
 
@@ -110,7 +111,7 @@ def _check_constraints(cluster: Cluster, gang: list[Teams]) -> None:
         )
 
 
-def _arguments(of: DeviceGroup | RewardGroup | GangGroup, site: str, tls: bool) -> list[str]:
+def _arguments(of: Kind, site: str, tls: bool) -> list[str]:
     """Return what a worker is told beside its name."""
     return [
         "--nthreads 1 --memory-limit 0",  # the last of an option's values counts

@@ -6,8 +6,9 @@ from itertools import count, groupby, islice
 
 from digen_core.control.protocol import followers_of
 from digen_core.planning.clusters.cluster import Cluster
-from digen_core.planning.clusters.groups import DeviceGroup, GangGroup, RewardGroup
+from digen_core.planning.clusters.groups import Card, DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
+from tasks.cluster.spares import spare_resources
 from tasks.cluster.start_method import THREAD_VARIABLES
 from tasks.worker.process import resources_of
 
@@ -16,11 +17,44 @@ Host = str | None
 
 
 @dataclass(frozen=True, slots=True)
+class Spares:
+    """What is left over of a group whose kind gangs have: spares for their followers."""
+
+    group: DeviceGroup
+    places: tuple[str, ...]
+    """Gangs all of whose followers are of its kind and site, and single ones of others."""
+
+    @property
+    def kind(self) -> str:
+        """Begins their names."""
+        return f"{self.group.kind}-spare"
+
+    @property
+    def members(self) -> int:
+        """Each is by itself."""
+        return 1
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """What their workers declare to Dask."""
+        return frozenset(spare_resources(self.places))
+
+    @property
+    def duty(self) -> tuple[str, ...]:
+        """How ``digen worker`` is told what they do."""
+        return "--spare-for", *self.places
+
+
+Kind = DeviceGroup | RewardGroup | GangGroup | Spares
+"""What a device may be one of."""
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """What one command starts on one host: a worker process, or members of a gang."""
 
     device: str
-    of: DeviceGroup | RewardGroup | GangGroup  # what its device is one of
+    of: Kind
     site: str  # of its device
     group: DeviceGroup | RewardGroup  # what it computes with
     host: Host
@@ -108,8 +142,16 @@ def workers_of(
         gpus_taken: numbers of GPUs of this machine that others use.
     """
     free = _Free(taken, gpus_taken)
+    cards = _Cards(cluster, free)
     alone = [own for group in cluster.alone for own in _of_group(group, free)]
-    return [*alone, *_of_gangs(cluster, free)]
+    gangs = list(_of_gangs(cluster, free, cards))
+    return [*alone, *gangs, *_spares(cluster, gangs, free, cards)]
+
+
+def spares_in(cluster: Cluster) -> list[tuple[Spares, int]]:
+    """Return the spares of a cluster that are alike, and how many of them there are."""
+    found = [own.of for own in workers_of(cluster) if isinstance(own.of, Spares)]
+    return [(of, len(list(alike))) for of, alike in groupby(found)]
 
 
 @dataclass
@@ -121,7 +163,7 @@ class _Free:
     _names: dict[str, Iterator[str]] = field(default_factory=dict)
     _gpus: dict[Host, Iterator[int]] = field(default_factory=dict)
 
-    def name(self, of: DeviceGroup | RewardGroup | GangGroup) -> str:
+    def name(self, of: Kind) -> str:
         """Return the next name of a kind that no process has, nor one of the gang's members."""
         names = self._names.setdefault(of.kind, (f"{of.kind}-{number}" for number in count()))
         return next(
@@ -155,23 +197,58 @@ def _places(group: DeviceGroup | RewardGroup) -> Iterator[tuple[Host, ...]]:
         yield blocks[index * len(blocks) // group.num_devices]
 
 
-def _of_gangs(cluster: Cluster, free: _Free) -> Iterator[Worker]:
+@dataclass
+class _Cards:
+    """Where the devices of a group are that are taken one by one."""
+
+    cluster: Cluster
+    free: _Free
+    _found: dict[int, list[tuple[Host, tuple[int, ...]]]] = field(default_factory=dict)
+
+    def of(self, card: Card) -> tuple[Host, tuple[int, ...]]:
+        """Return the host of a device, and its GPU there."""
+        if card.group not in self._found:
+            group = self.cluster.devices[card.group]
+            hosts = [host for (host,) in _places(group)]
+            self._found[card.group] = [(host, self.free.gpus(group, host, 1)) for host in hosts]
+        return self._found[card.group][card.number]
+
+
+def _of_gangs(cluster: Cluster, free: _Free, cards_of: _Cards) -> Iterator[Worker]:
     """Yield the workers of gangs of unequal devices: of each, what one host has of one group."""
-    found = dict[int, list[tuple[Host, tuple[int, ...]]]]()
     for own, cards in cluster.dealt:
         name, site = free.name(own), cluster.devices[cards[0].group].site
-        placed = []
-        for rank, card in enumerate(cards):
-            group = cluster.devices[card.group]
-            if card.group not in found:
-                hosts = [host for (host,) in _places(group)]
-                found[card.group] = [(host, free.gpus(group, host, 1)) for host in hosts]
-            placed.append((rank, card.group, *found[card.group][card.number]))
+        placed = [(rank, card.group, *cards_of.of(card)) for rank, card in enumerate(cards)]
         for (place, host), run in groupby(placed, lambda member: (member[1], member[2])):
             members = list(run)
             ranks = range(members[0][0], members[-1][0] + 1)
             gpus = tuple(gpu for *_, gpus in members for gpu in gpus)
             yield Worker(name, own, site, cluster.devices[place], host, gpus, ranks)
+
+
+def _spares(
+    cluster: Cluster, gangs: Sequence[Worker], free: _Free, cards_of: _Cards
+) -> Iterator[Worker]:
+    """Yield workers of the devices that gangs have left over, where these have such followers."""
+    for card in cluster.left_over:
+        group = cluster.devices[card.group]
+        if places := _followers_like(group, gangs):
+            of = Spares(group, places)
+            yield Worker(free.name(of), of, "", group, *cards_of.of(card), range(1))
+
+
+def _followers_like(group: DeviceGroup, gangs: Sequence[Worker]) -> tuple[str, ...]:
+    """Return the followers of a group's kind and site; for all those of a gang its name."""
+    found: list[str] = []
+    for device, teams in groupby(gangs, lambda own: own.device):
+        own = [
+            (name, (team.group.kind, team.group.site) == (group.kind, group.site))
+            for team in teams
+            for name in team.names
+            if name != device
+        ]
+        found += [device] if all(fits for _, fits in own) else [name for name, fits in own if fits]
+    return tuple(found)
 
 
 def _names_in(device: str, size: int) -> tuple[str, ...]:

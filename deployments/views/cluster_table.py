@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from deployments.operation.workers import spares_in
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
@@ -34,6 +35,8 @@ def print_cluster(cluster: Cluster, console: Console | None = None) -> None:
     for own in cluster.gangs:
         counts = f"{own.count} gangs of {own.members}"
         table.add_row(own.kind, counts, own.roles, " ".join(own.ranks), *[""] * 4)
+    for of, number in spares_in(cluster):
+        table.add_row(of.kind, str(number), "spare", f"for {' '.join(of.places)}", *[""] * 4)
     if len(cluster.groups) > 1:
         sums = (f"{cluster.price_per_hour:g}", f"{cluster.watts:g}")
         table.add_row(

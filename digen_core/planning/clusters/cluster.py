@@ -225,6 +225,18 @@ class Cluster(Strict):
         return list(zip(each, deal(self.gangs, self.devices), strict=True))
 
     @property
+    def left_over(self) -> list[Card]:
+        """Devices whose kind ``gangs`` have, but that are in none of them."""
+        taken = {card for _, cards in self.dealt for card in cards}
+        every = [
+            Card(place, number)
+            for place, group in enumerate(self.devices)
+            if group not in self.alone
+            for number in range(group.count)
+        ]
+        return [card for card in every if card not in taken]
+
+    @property
     def price_per_hour(self) -> float:
         """Of all devices together."""
         return sum(group.count * group.price_per_hour for group in self.groups)

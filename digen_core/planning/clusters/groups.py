@@ -175,9 +175,9 @@ class DeviceGroup(WorkerGroup):
         return ROLES[self.roles]
 
     @property
-    def duty(self) -> str:
+    def duty(self) -> tuple[str, ...]:
         """How ``digen worker`` is told what they do."""
-        return f"--role={self.roles}"
+        return (f"--role={self.roles}",)
 
 
 class RewardGroup(WorkerGroup):
@@ -202,9 +202,9 @@ class RewardGroup(WorkerGroup):
         return frozenset({self.pool})
 
     @property
-    def duty(self) -> str:
+    def duty(self) -> tuple[str, ...]:
         """How ``digen worker`` is told what they do."""
-        return f"--pool={self.pool}"
+        return (f"--pool={self.pool}",)
 
 
 _KIND_AT_SITE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
@@ -215,7 +215,8 @@ CardName = Annotated[str, Field(pattern=_KIND_AT_SITE, max_length=127)]
 class GangGroup(Strict):
     """Gangs that are alike, of devices of several kinds or of several groups: how they are started.
 
-    Devices whose kind is in such gangs are started as their members only.
+    Devices whose kind is in such gangs are started as their members; those that are left over, as
+    spares for followers of their kind and site.
     """
 
     kind: Name
@@ -242,9 +243,9 @@ class GangGroup(Strict):
         return ROLES[self.roles]
 
     @property
-    def duty(self) -> str:
+    def duty(self) -> tuple[str, ...]:
         """How ``digen worker`` is told what they do."""
-        return f"--role={self.roles}"
+        return (f"--role={self.roles}",)
 
 
 class Card(NamedTuple):

@@ -2,10 +2,8 @@
 
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
-import dask_kubernetes
 import jsonschema
 import pytest
 import yaml
@@ -16,6 +14,7 @@ from deployments.operation.workers import workers_of
 from deployments.shipped import CLUSTERS
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import load_cluster
+from support.operator_schema import schema_of
 
 MIXED = """
 network = 25
@@ -53,9 +52,6 @@ pool = "judges"
 cuda = true
 hosts = ["node-3"]
 """
-CRDS = Path(dask_kubernetes.__file__).parent / (
-    "operator/deployment/helm/dask-kubernetes-operator/crds"
-)
 
 
 @pytest.fixture
@@ -271,27 +267,6 @@ def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
     assert container["args"][2] == ("tls" if tls else "tcp") + "://digen-scheduler.rl.svc:8786"
     assert ("/tls/certificate.pem" in text) == tls
     assert resources[1]["spec"]["cluster"] == resources[0]["metadata"]["name"]
-
-
-def closed(schema, *, top=True):
-    """Return a schema that refuses keys that it does not name, as Kubernetes drops them."""
-    if isinstance(schema, list):
-        return [closed(item, top=False) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {key: closed(value, top=False) for key, value in schema.items()}
-    if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
-        every_resource = {"apiVersion": {}, "kind": {}, "metadata": {}} if top else {}
-        result["properties"] = every_resource | result["properties"]
-        result.setdefault("additionalProperties", False)
-    return result
-
-
-@cache
-def schema_of(kind: str) -> dict:
-    """What the operator takes of a kind; its file takes a second to read."""
-    crd = yaml.safe_load((CRDS / f"{kind.lower()}.yaml").read_text())
-    return closed(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
 
 
 def test_the_schema_of_the_operator_is_no_empty_one(cluster):

@@ -6,6 +6,7 @@ import re
 import subprocess
 from types import SimpleNamespace
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes.client import ApiClient
@@ -16,6 +17,7 @@ from deployments.operation.workers import workers_of
 from deployments.views.plans.fleet import _changed
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import load_cluster
+from support.operator_schema import schema_of
 from support.started import ARGUMENTS, SRUN, write_program
 
 EQUAL = """
@@ -85,7 +87,8 @@ def test_each_host_has_what_its_cards_are_in_a_gang(tmp_path):
         (("room-1", "room-1.1"), "b", (0, 1), "large"),
         (("room-1.2",), "e", (0,), "small"),
         (("room-1.3",), "f", (0,), "small"),
-    ]  # the fifth small one is in no gang
+        (("small-spare-0",), "g", (0,), "small"),
+    ]
 
 
 def test_without_hosts_all_teams_are_on_this_machine(tmp_path):
@@ -102,7 +105,10 @@ def test_without_hosts_all_teams_are_on_this_machine(tmp_path):
 @pytest.mark.parametrize("taken", ["room-0", "room-0.3"])
 def test_a_gang_is_called_as_no_member_of_another(tmp_path, taken):
     workers = workers_of(cluster_in(tmp_path, ROOM), taken={taken})
-    assert {worker.device for worker in workers} == {"whole-0", "room-1", "room-2"}
+    assert [*dict.fromkeys(w.device for w in workers)] == [
+        "whole-0", "room-1", "room-2", "small-spare-0",
+    ]  # fmt: skip
+    assert workers[-1].of.places == ("room-1.2", "room-1.3", "room-2.2", "room-2.3")
 
 
 def test_a_site_is_that_of_the_card_that_is_asked_for(tmp_path):
@@ -128,6 +134,91 @@ def test_a_site_is_that_of_the_card_that_is_asked_for(tmp_path):
         ("pair-1.1", "here", "there"),
     ]
     assert all("there" in worker.arguments(True)[3] for worker in workers)
+
+
+LEFT = ["spare:room-0.2", "spare:room-0.3", "spare:room-1.2", "spare:room-1.3"]
+
+
+def spares(tmp_path, text):
+    """Return name, host, GPUs and places of the spares of a cluster file."""
+    found = [own for own in workers_of(cluster_in(tmp_path, text)) if "spare" in own.name]
+    return [(own.name, own.host, own.gpus, own.of.places) for own in found]
+
+
+def test_devices_that_are_left_over_are_spares_for_followers_of_their_kind(tmp_path):
+    four = ("room-0.2", "room-0.3", "room-1.2", "room-1.3")
+    assert spares(tmp_path, ROOM) == [("small-spare-0", "g", (0,), four)]
+    less = ROOM.replace("\ncount = 2\nranks", "\ncount = 1\nranks")
+    assert spares(tmp_path, less) == [
+        ("large-spare-0", "b", (0,), ("room-0.1",)),
+        ("large-spare-1", "b", (1,), ("room-0.1",)),
+        ("small-spare-0", "e", (0,), ("room-0.2", "room-0.3")),
+        ("small-spare-1", "f", (0,), ("room-0.2", "room-0.3")),
+        ("small-spare-2", "g", (0,), ("room-0.2", "room-0.3")),
+    ]
+    whole = less.replace('"large", "large"', '"large"')
+    assert spares(tmp_path, whole)[0] == ("small-spare-0", "e", (0,), ("room-0",)), (
+        "large ones lead"
+    )
+
+
+def test_devices_of_another_site_are_no_spares(tmp_path):
+    more = """
+    [[devices]]
+    kind = "small"
+    count = 2
+    cuda = true
+    site = "iad1"
+    [[devices]]
+    kind = "small"
+    count = 1
+    cuda = true
+    site = "fra1"
+    """
+    assert [own[0] for own in spares(tmp_path, ROOM + more)] == ["small-spare-0", "small-spare-1"]
+    assert [own[1] for own in spares(tmp_path, ROOM + more)] == ["g", None]
+
+
+@pytest.mark.parametrize("way", ["ssh", "cuda"])
+def test_a_script_starts_spares_on_their_hosts(tmp_path, way):
+    text = ROOM.replace('kind = "whole"', 'kind = "whole"\ncuda = true')
+    text = text.replace("count = 5", "count = 10")
+    script = files_for(cluster_in(tmp_path, text), way, tls=True)["workers.sh"]
+    lines = [line for line in script.splitlines() if "-spare-" in line]
+    assert [line.split()[1] for line in lines] == [*"eeffgg"] if way == "ssh" else [*"efg"]
+    for line in lines:
+        words = " ".join(f"{resource}=1" for resource in LEFT)
+        assert words in line
+        assert "--members" not in line
+        assert line.count("--cuda") == (way == "cuda")
+
+
+def test_a_gang_of_slurm_ends_whole_so_it_has_no_spares(tmp_path):
+    scripts = files_for(cluster_in(tmp_path, ROOM), "slurm", tls=True)
+    assert list(scripts) == ["whole-0.sbatch", "room-0.sbatch", "room-1.sbatch"]
+    assert "spare:" not in "".join(scripts.values())
+
+
+def test_kubernetes_has_spares_of_a_kind_as_one_group(tmp_path, monkeypatch):
+    text = files_for(
+        cluster_in(tmp_path, ROOM.replace("count = 5", "count = 10")), "kubernetes", True
+    )
+    first, group, *_ = yaml.safe_load_all(text["cluster.yaml"])
+    assert (first["kind"], group["kind"]) == ("DaskCluster", "DaskWorkerGroup")
+    jsonschema.validate(group, schema_of("DaskWorkerGroup"))
+    assert group["spec"]["worker"]["replicas"] == 6
+    pod = group["spec"]["worker"]["spec"]
+    assert pod["nodeSelector"] == {"topology.kubernetes.io/zone": "fra1"}
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    asked = []
+    monkeypatch.setattr("tasks.worker.process.run_worker", lambda words, **_: asked.append(words))
+    digen, *words = [word.replace("$(DASK_WORKER_NAME)", "pod-7") for word in container["args"]]
+    assert digen == "digen"
+    assert run(words) == 0
+    address = "tls://digen-scheduler.default.svc:8786"
+    resources = " ".join(f"{resource}=1" for resource in LEFT)
+    assert asked == [[address, "--name", "pod-7", "--resources", resources]]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +333,7 @@ def test_a_job_of_several_kinds_has_to_know_their_nodes(tmp_path):
 def test_kubernetes_starts_a_team_in_each_pod_of_an_indexed_job(tmp_path):
     cluster = cluster_in(tmp_path, ROOM)
     text = files_for(cluster, "kubernetes", tls=True)["cluster.yaml"]
-    operator, *jobs = yaml.safe_load_all(text)
+    operator, _, *jobs = yaml.safe_load_all(text)
     assert operator["kind"] == "DaskCluster"
     assert operator["spec"]["worker"]["replicas"] == 1
     assert [job["spec"]["completions"] for job in jobs] == [1, 2, 1, 2]
@@ -301,6 +392,7 @@ def test_the_table_shows_gangs_of_unequal_devices(tmp_path, capsys):
     assert run(["cluster", "show", str(tmp_path / "room.toml")]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "room 2 gangs of 4 both large large small" in words
+    assert "small-spare 1 spare for room-0.2 room-0.3 room-1.2" in words
 
 
 def test_what_only_starts_workers_does_not_keep_devices_from_changing(tmp_path):

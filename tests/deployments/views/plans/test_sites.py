@@ -31,5 +31,5 @@ def test_the_printed_config_and_gangs_are_those_of_the_plan(capsys):
     gangs = tomllib.loads(out[out.index("[[gangs]]") : out.index("[rollout]")])
     own = Cluster.model_validate(cluster.model_dump() | gangs)
     members = {worker.device: worker.of.members for worker in workers_of(own)}
-    assert sorted(members.values()) == [2, 2, 8]
+    assert sorted(members.values()) == [1, 2, 2, 8], "what is left over is a spare"
     assert {w.site for w in workers_of(own) if w.of.members == 8} == {"there"}
