@@ -43,15 +43,16 @@ def require_precision(config: RunConfig) -> None:
         require_float8(resolve_device(config.model.device))
 
 
+@together
 def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[str]) -> Engine:
-    """Build the engine of a worker.
+    """Build the engine of a worker, in a gang that of each member.
 
     Raises:
         UserError: the model cannot be loaded.
     """
     try:
         return build_engine(run_id, config, device, frozenset(roles))
-    except OSError as error:  # its causes, which explain it, are lost on the way to the flow
+    except OSError as error:  # its causes, which explain it, are lost on the way to who asked
         raise UserError(explain_load_error(config.model, error)) from error
 
 

@@ -14,7 +14,7 @@ from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import note_broken_gang
+from flows.runtime.fleet.batch import note_broken_gang, require_no_culprit
 from flows.runtime.fleet.loading import roles_of
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
@@ -80,8 +80,14 @@ class Executor:
         return self._submitter.events_of(completion)
 
     def note_failure(self, completion: Completion) -> None:
-        """Let the next look find a device lost if its gang is broken."""
+        """Let the next look find a device lost if its gang is broken.
+
+        Raises:
+            UserError: the task failed because of what the user asked for.
+            DamagedError: because a checkpoint is damaged.
+        """
         if device := self._submitter.device_of(completion):
+            require_no_culprit(completion)
             note_broken_gang(self._run, completion, device)
 
     @property

@@ -2,12 +2,15 @@
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pkgutil import resolve_name
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any, NoReturn, Self
+from threading import Event, Thread
+from time import sleep
+from typing import Any, Final, NoReturn, Self
 
+from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, unpickled
 from tasks.gang.channel import Channel
@@ -16,13 +19,24 @@ from tasks.gang.messages import Answer, Command, Done, Join, arguments_file
 from tasks.gang.process_group import form_group, leave_group
 from tasks.gang.received import take_received
 
+HEARD_SECONDS: Final = 2.0
+"""Until a run has heard why a task of the gang's leader failed."""
+
 logger = logging.getLogger(__name__)
+_is_ending = Event()  # this process, soon
 
 
 class Following:
     """A follower's side of a gang: a thread that does what the leader says."""
 
-    def __init__(self, place: Place, leader: str, key: bytes, before: Self | None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        leader: str,
+        key: bytes,
+        before: Self | None,
+        tell: Callable[[str], None],
+    ) -> None:
         """Begin to wait for a leader.
 
         Args:
@@ -30,11 +44,18 @@ class Following:
             leader: its host.
             key: that the leader knows, too.
             before: whom this process followed; what it is at is ended first.
+            tell: tells the run what a user has to change.
+
+        Raises:
+            ConnectionError: this process is about to end.
         """
+        if _is_ending.is_set():
+            raise ConnectionError("this worker is about to end, to be started again")
         self._interface = place.interface
         self._awaited = Awaited(place, leader, key)
         self.address = self._awaited.address  # where the leader is to call
         self._before = before
+        self._tell = tell
         self.thread = Thread(target=self._run, name="gang", daemon=True)
         self.thread.start()
 
@@ -46,7 +67,7 @@ class Following:
         with suppress(OSError, EOFError):
             if leader := self._awaited.meet():
                 with leader:
-                    _follow(leader, self._interface)
+                    _follow(leader, self._interface, self._tell)
 
     def stop(self) -> None:
         """Wait for no leader any more; one that is there ends this by itself."""
@@ -78,24 +99,25 @@ class _Orders:
         return self._commands.get()
 
 
-def _follow(leader: Channel, interface: str) -> None:
+def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> None:
     """Do what a leader says until it is gone.
 
     Args:
         leader: to which the channel is.
         interface: of the network in which this process is reached.
+        tell: tells the run what a user has to change.
     """
     join: Join = leader.receive()
     orders = _Orders(leader)
     try:
         form_group(join, interface)
         orders.is_busy = False
-        _do(orders, leader, join)
+        _do(orders, leader, join, tell)
     finally:
         leave_group(join)
 
 
-def _do(orders: _Orders, leader: Channel, join: Join) -> None:
+def _do(orders: _Orders, leader: Channel, join: Join, tell: Callable[[str], None]) -> None:
     held = Held()
     while (command := orders.next()) is not None:
         orders.is_busy = True
@@ -105,8 +127,12 @@ def _do(orders: _Orders, leader: Channel, join: Join) -> None:
             function = resolve_name(command.function)
             held.keep(command.number, function(*arguments, **parameters))
         except BaseException as error:
-            logger.exception("what the gang did together failed here")
-            leader.send(_sent(error))
+            if not _is_ending.is_set():  # else it failed as the leader did
+                logger.exception("what the gang did together failed here")
+                answer = _sent(error, join.rank)
+                if isinstance(answer, UserError) and not isinstance(answer, DamagedError):
+                    tell(str(answer))
+                leader.send(answer)
             _exit("the gang cannot go on")
         del arguments, parameters  # memory that is not needed while waiting
         orders.is_busy = False
@@ -114,8 +140,14 @@ def _do(orders: _Orders, leader: Channel, join: Join) -> None:
 
 
 def _exit(why: str) -> NoReturn:
-    """End this process, which nothing else gets out of a collective; its nanny starts it again."""
-    logger.error("%s: this worker ends, to be started again", why)
+    """End this process, which nothing else gets out of a collective; its nanny starts it again.
+
+    It does so when the run has heard why its task failed: else it could find a member gone before.
+    """
+    if not _is_ending.is_set():
+        _is_ending.set()
+        logger.error("%s: this worker ends, to be started again", why)
+    sleep(HEARD_SECONDS)
     logging.shutdown()
     os._exit(1)
 
@@ -127,11 +159,13 @@ def _arguments_of(command: Command, join: Join, held: Held) -> Any:
     return unpickled(found, held)
 
 
-def _sent(error: BaseException) -> Answer:
+def _sent(error: BaseException, rank: int) -> Answer:
     """Return what the leader hears of a failure: what ends the run, with its text alone."""
     match error:
+        case DamagedError():  # another checkpoint may do
+            return DamagedError(str(error))
         case UserError():
-            return UserError(str(error))
+            return UserError(f"{error} (on member {rank} of the gang)")
         case FloatingPointError():
             return FloatingPointError(str(error))
     return f"{type(error).__name__}: {error}"

@@ -1,11 +1,12 @@
-"""Form a gang of workers, each time before a model is loaded on it."""
+"""Form a gang of workers, each time before a model is loaded on it; and ask why it broke."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from distributed import Client
+from distributed import Client, Scheduler
 
-from tasks.cluster.calls import WorkerLostError, on_worker
+from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker
+from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
 
 
@@ -29,3 +30,22 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
         on_worker(client, leader, lead, called, key)
     except OSError as error:  # the scheduler has not missed it yet
         raise WorkerLostError(f"a worker of the gang is gone: {error}") from error
+
+
+def told_by(client: Client, followers: Collection[str]) -> str | None:
+    """Return what a user has to change, as one of some followers found; None: none found that.
+
+    Args:
+        client: of the cluster.
+        followers: their addresses; they may be gone.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer.
+    """
+    found: str | None = on_scheduler(client, _told_by, followers=set(followers))
+    return found
+
+
+def _told_by(followers: Collection[str], dask_scheduler: Scheduler) -> str | None:
+    told = [event for _, event in dask_scheduler.get_events(FAILED)]
+    return next((own["text"] for own in told if own["address"] in followers), None)

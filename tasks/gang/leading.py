@@ -82,6 +82,8 @@ class Leading:
             raise GangBrokenError(f"a member of the gang is gone: {error}") from error
         try:
             result = function(*arguments, **parameters)
+        except (UserError, FloatingPointError):  # members that fail of that have less to say
+            raise
         except Exception as error:
             if failure := self._failure(seconds=ANSWER_SECONDS):
                 raise failure from error

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from digen_core.errors import UserError
 from tasks.receipts import Received
@@ -13,6 +14,10 @@ class Done:
 
     received: list[Received]  # what other workers sent to it for that
 
+
+FAILED: Final = "digen-gang-failed"
+"""Topic of Dask's events under which a follower tells, by its address, what a user has to change:
+its leader may not hear it before the run misses the follower."""
 
 Answer = UserError | FloatingPointError | str | Done
 """Of a follower: why it failed, as an error of the user's or of numbers, or in words; or `Done`."""

@@ -22,6 +22,7 @@ from distributed.comm import get_address_host
 from tasks.gang.following import Following
 from tasks.gang.leading import Leading
 from tasks.gang.meeting import Place
+from tasks.gang.messages import FAILED
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +55,11 @@ def await_leader(leader: str, key: bytes, dask_worker: Worker) -> str:
     """
     global _following
     before = _leave()
-    _following = Following(Place.of(dask_worker), get_address_host(leader), key, before)
+
+    def tell(text: str) -> None:
+        dask_worker.log_event(FAILED, {"address": dask_worker.address, "text": text})
+
+    _following = Following(Place.of(dask_worker), get_address_host(leader), key, before, tell)
     return _following.address
 
 

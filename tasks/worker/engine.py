@@ -29,7 +29,6 @@ from digen_core.training.train_state import (
     without_others,
 )
 from digen_core.transport.arrays import Weights
-from tasks.gang.together import together
 from tasks.worker.fitting import Activity, Fitting, needing_memory
 from tasks.worker.pulling import serve_from, serve_on
 from tasks.worker.room import require_room
@@ -203,7 +202,6 @@ class Engine:
 _engines: dict[str, Engine] = {}
 
 
-@together
 def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozenset[str]) -> Engine:
     """Load the parts that the roles need, and keep the engine for the tasks to come.
 

@@ -10,7 +10,8 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.eventlog.file import read_log
 from digen_core.eventlog.replay import replay
-from support.runs import merged, only_run, training_in_mlflow
+from support.runs import Watch, merged, only_run, training_in_mlflow
+from support.started import room_of, started_workers
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,30 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     assert str(error.value).startswith(f"the scheduler of model.path {model} gives 3 steps the")
     assert training_in_mlflow(runs_dir).info.status == "FAILED"
     assert not list(runs_dir.glob("*/config.json"))  # nothing stays of it
+
+
+def test_what_one_host_of_a_gang_finds_wrong_is_said_and_the_gang_is_not_lost(
+    tree, tiny_flux, tmp_path, prefect_backend, monkeypatch
+):
+    """The other's copy of the model is whole. That the member ends is not what is told."""
+    from digen_core.errors import UserError
+    from flows.runtime.observers import watching
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        shutil.copytree(tiny_flux, folder / "model")
+    for file in (there / "model" / "transformer").iterdir():
+        file.unlink()
+    monkeypatch.chdir(here)
+    asked = room_of("127.0.0.1", "127.0.0.2")
+    watch = Watch()
+    with started_workers(*asked, folders=[here, there, here]) as (address, _), watching(watch):
+        changes = {"model.path": "model", "cluster.scheduler_address": address}
+        with pytest.raises(UserError) as error:
+            run(tree, {**changes, "parallel.stages": 2, "schedule.layout": "disaggregated"})
+    assert str(error.value).startswith("model.path model cannot be loaded: ")
+    assert str(error.value).endswith(" (on member 1 of the gang)")
+    assert not watch.warnings
 
 
 @pytest.mark.parametrize(

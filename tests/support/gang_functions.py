@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from digen_core.checkpoints.manifest import DamagedError
 from digen_core.errors import UserError
 from digen_core.gang.members import Gang
 from digen_core.gang.parts import Part
@@ -66,6 +67,20 @@ def failing(kind: str, rank: int) -> None:
         raise UserError("too small") if kind == "user" else ValueError("what went wrong")
     if kind != "early":
         dist.barrier()
+
+
+@together
+def failing_in_turn(kinds: Sequence[str], seconds: Sequence[float]) -> None:
+    """Fail on each member after some seconds, as a kind says; of a member without one, do not."""
+    rank = dist.get_rank()
+    time.sleep(seconds[rank])
+    match kinds[rank]:
+        case "user":
+            raise UserError(f"{rank} is too small")
+        case "damaged":
+            raise DamagedError(f"checkpoint {rank} is damaged")
+        case "other":
+            raise ValueError(f"what went wrong on {rank}")
 
 
 @together

@@ -15,10 +15,11 @@ from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_g
 from digen_core.training.pairs import CleanPairs, Pairs
 from support.gang_cases import Case, pairs_of
 from tasks.gang.together import together
+from tasks.setup import load_engine
 from tasks.train import add_pack, empty_sum
 from tasks.versions import first_state, shelved
 from tasks.worker import room
-from tasks.worker.engine import build_engine, engine_of
+from tasks.worker.engine import engine_of
 from tasks.worker.fetching import load_version
 
 RUN = "run"
@@ -35,7 +36,7 @@ def train_twice(
     tree = Case("flux").config(folder).model_dump()
     config = RunConfig.model_validate({**tree, "parallel": shares})
     alone = load_trainable(config, TRAINER_PARTS)
-    build_engine(RUN, config, "g0", frozenset({"trainer"}))
+    load_engine(RUN, config, "g0", ["trainer"])
     assert not load_version(RUN, shelved(RUN, first_state(RUN), False), ())
     set_weights(alone, initial_weights(alone, config.train.lora, seed=config.seed))
     pairs = pairs_of(alone, config, 4)
@@ -97,6 +98,6 @@ def load_without_room(folder: str, shares: dict[str, Any]) -> None:
     bytes_of = room.bytes_of
     room.bytes_of = lambda device: 1
     try:
-        build_engine(RUN, config, "g0", frozenset({"trainer"}))
+        load_engine(RUN, config, "g0", ["trainer"])
     finally:
         room.bytes_of = bytes_of

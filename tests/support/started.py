@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from subprocess import Popen
 
@@ -51,10 +52,16 @@ def room_of(first: str, second: str, single: str = "single") -> list[list[str]]:
 
 
 @contextmanager
-def started_workers(*asked: Sequence[str]) -> Iterator[tuple[str, list[Popen[bytes]]]]:
+def started_workers(
+    *asked: Sequence[str], folders: Sequence[Path | None] = ()
+) -> Iterator[tuple[str, list[Popen[bytes]]]]:
     """Yield the address of a cluster, with TLS, and the processes of its workers: of their nannies.
 
     They have both roles, unless they are asked otherwise.
+
+    Args:
+        asked: arguments of each.
+        folders: in which they are started; None, and further ones: in that of the test.
     """
     from digen_core.config.schedule import ClusterConfig
     from tasks.cluster.cluster import as_environment, run_cluster
@@ -65,9 +72,10 @@ def started_workers(*asked: Sequence[str]) -> Iterator[tuple[str, list[Popen[byt
     both = ["--resources", "rollout=1 trainer=1"]
     processes = []
     with run_cluster(ClusterConfig(), []) as address, ExitStack() as ending:
-        for arguments in asked:
+        for arguments, folder in zip_longest(asked, folders):
             command = [sys.executable, "-m", "tasks.worker.process", address, *both, *arguments]
-            process = ending.enter_context(Popen(command, env={**os.environ, **variables}))
+            started = Popen(command, env={**os.environ, **variables}, cwd=folder)
+            process = ending.enter_context(started)
             ending.callback(process.terminate)
             processes.append(process)
         with Client(address, set_as_default=False) as client:

@@ -137,6 +137,7 @@ class Batch:
             submitted = self._pending.pop(task_run_id)
             self._run.watch.end([task_run_id])
             if not completion.succeeded:
+                require_no_culprit(completion)
                 note_broken_gang(self._run, completion, submitted.where)
                 require_devices(self._run, now=True)  # it may have gone with its worker
             submitted.end(completion)
@@ -174,6 +175,20 @@ class Batch:
             if counted:
                 count(total - self.num_pending, total)
             self.next()
+
+
+def require_no_culprit(completion: Completion) -> None:
+    """Check that a task did not fail of what a person can act on, which loses no worker.
+
+    It comes before a look at the cluster: members of a gang end when one of them has failed.
+
+    Raises:
+        UserError: it failed because of what the user asked for, as the worker found.
+        DamagedError: because a checkpoint is damaged.
+    """
+    for error in (DamagedError, UserError):  # the one is the other, too
+        if _named(error) in completion.error_types:
+            raise error(completion.error_text)
 
 
 def note_broken_gang(run: RunContext, completion: Completion, device: str) -> None:
@@ -231,8 +246,6 @@ def _require_success(completion: Completion, label: str, where: str) -> None:
         return
     if completion.state_type == "CRASHED":
         mark_crashed(completion)
-    for error in (DamagedError, UserError):  # the one is the other, too
-        if _named(error) in completion.error_types:
-            raise error(completion.error_text)
+    require_no_culprit(completion)
     message = completion.message.removeprefix("Task run encountered an exception ")
     raise TaskFailedError(f"{label} on {where} failed: {message}")

@@ -6,11 +6,13 @@ from itertools import chain
 from time import monotonic
 from typing import Final
 
+from digen_core.errors import UserError
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Seen
 from flows.runtime.notify import notify
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, dismiss
+from tasks.gang.forming import told_by
 
 RESTART_SECONDS: Final = 30.0  # until a lost worker of a pool is back
 MAX_LOSSES: Final = 3
@@ -61,6 +63,7 @@ def look(run: RunContext) -> Seen:
     """Look at the cluster, and take out of the run the workers that are lost.
 
     Raises:
+        UserError: a gang is lost as one of its members found what a user has to change.
         WorkerLostError: workers are lost again and again, or nobody can score any more.
         SchedulerLostError: the scheduler does not answer.
     """
@@ -79,6 +82,8 @@ def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
     addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
     followers = [run.fleet.followers.get(name, {}).values() for name in seen.lost]
+    if any(followers) and (told := told_by(run.client, set(chain(*followers)))):
+        raise UserError(told)
     run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
     for address in chain(addresses.values(), *followers):  # a gang is lost whole
         if address in seen.workers:

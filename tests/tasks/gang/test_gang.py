@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client, get_worker
 
+from digen_core.checkpoints.manifest import DamagedError
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
@@ -19,10 +21,11 @@ from digen_core.gang.rows import own_rows
 from digen_core.transport.delta import packed
 from support import gang_functions as together
 from support.pull_source import version_of
+from support.waiting import comes_to
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.cluster import devices_of, run_cluster
 from tasks.cluster.presence import present_workers
-from tasks.gang.forming import form_gang
+from tasks.gang.forming import form_gang, told_by
 from tasks.gang.messages import GangBrokenError
 
 pytestmark = pytest.mark.slow
@@ -133,6 +136,34 @@ def test_the_failure_of_a_member_is_told_and_the_gang_can_be_formed_again(gangs,
 def test_what_a_user_has_to_change_is_told_whoever_finds_it(gangs, rank):
     with pytest.raises(UserError, match="too small"):
         gangs.call("g0", together.failing, "user", rank)
+
+
+def test_what_a_user_has_to_change_is_told_by_the_leader_whatever_follows_it(gangs):
+    with pytest.raises(UserError, match=r"^0 is too small$"):
+        gangs.call("g0", together.failing_in_turn, ["user", "other"], [0.0, 0.1])
+
+
+def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy_elsewhere(gangs):
+    """It may load for minutes, and the run misses the follower in seconds."""
+    client, follower = gangs.client, gangs.leader("g0").followers["g0.1"]
+    assert told_by(client, [follower]) is None
+    failing = gangs.submit("g0", together.failing_in_turn, ["", "user"], [6.0, 0.0])
+    expected = "1 is too small (on member 1 of the gang)"
+    assert comes_to(lambda: told_by(client, [follower]), 4)
+    assert told_by(client, [follower]) == expected
+    assert told_by(client, ["tcp://another:1"]) is None
+    assert not failing.done()
+    with pytest.raises(WorkerLostError):  # it is about to end, or has ended
+        form_gang(client, gangs.leader("g0").address, [follower])
+    with pytest.raises(UserError, match=re.escape(expected)):
+        failing.result(timeout=20)
+
+
+def test_a_damaged_file_is_told_as_such_so_that_another_may_do(gangs):
+    follower = gangs.leader("g0").followers["g0.1"]
+    with pytest.raises(DamagedError, match="1 is damaged"):
+        gangs.call("g0", together.failing_in_turn, ["", "damaged"], [0.0, 0.0])
+    assert told_by(gangs.client, [follower]) is None, "the run goes back to an earlier one"
 
 
 def test_a_failure_that_nobody_waits_for_is_told(gangs):

@@ -1,0 +1,73 @@
+"""A lost gang that knows what a user has to change: that is told, and not that it is lost."""
+
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from digen_core.control.protocol import Device
+from digen_core.errors import UserError
+from flows.runtime.fleet import batch, losses
+from flows.runtime.fleet.fleet import Fleet
+from flows.runtime.fleet.watch import Seen
+from tasks.cluster.presence import Presence
+
+LEADER, FOLLOWER, SINGLE = "tcp://a:1", "tcp://b:1", "tcp://c:1"
+BOTH = frozenset({"rollout", "trainer"})
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A run of which the scheduler has the leader of a gang only, and a worker that is in none."""
+    fleet = Fleet(
+        [Device("room", BOTH, size=2), Device("single", BOTH)],
+        {"room": LEADER, "single": SINGLE},
+        followers={"room": {"room.1": FOLLOWER}},
+    )
+    names = {LEADER: "room", SINGLE: "single"}
+    workers = {at: Presence(name, at, BOTH, 0.1) for at, name in names.items()}
+    seen = Seen(workers, {"room": "is a gang whose member room.1 was lost"})
+    found = SimpleNamespace(fleet=fleet, client=None, told={}, dismissed=[])
+    found.watch = SimpleNamespace(look=lambda *of: seen)
+
+    def told_by(client, followers):
+        return next((found.told[at] for at in followers if at in found.told), None)
+
+    monkeypatch.setattr(losses, "told_by", told_by)
+    monkeypatch.setattr(losses, "dismiss", lambda client, at: found.dismissed.append(at))
+    monkeypatch.setattr(losses, "notify", lambda *of: None)
+    return found
+
+
+def test_a_lost_gang_is_dismissed_whole(run):
+    run.told["tcp://another:1"] = "what another run has to change"
+    assert list(losses.look(run).workers) == [SINGLE]
+    assert run.dismissed == [LEADER]
+    assert run.fleet.names == {"single"}
+
+
+def test_what_its_lost_member_found_ends_the_run(run):
+    run.told[FOLLOWER] = "model.path x cannot be loaded"
+    with pytest.raises(UserError, match=r"^model.path x cannot be loaded$"):
+        losses.look(run)
+    assert not run.dismissed
+    assert run.fleet.names == {"room", "single"}
+
+
+def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
+    """The members of a gang whose leader failed end, which a look would find."""
+    task = UUID(int=1)
+    types = ["digen_core.errors.UserError", "builtins.ValueError"]
+    completion = SimpleNamespace(
+        task_run_id=task, succeeded=False, error_types=types, error_text="too small"
+    )
+    run.control = SimpleNamespace(check=lambda: None)
+    run.watch.end = lambda ids: None
+    looked = []
+    monkeypatch.setattr(batch, "require_devices", lambda *of, now: looked.append(now))
+    completions = SimpleNamespace(next=lambda timeout: completion)
+    tasks = batch.Batch(run, completions, lambda run: None)
+    tasks._pending[task] = batch.Submitted(None, "load model on room", "room", None)
+    with pytest.raises(UserError, match="too small"):
+        tasks.next()
+    assert not looked
