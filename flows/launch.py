@@ -129,6 +129,7 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
     size = max(config.cluster.rollout_gang, config.cluster.trainer_gang)
     local = [Device("worker-0", frozenset({"rollout", "trainer"}), size=size)]
     with connected(config, local) as (address, client):
+        await_spares(client, say)
         name = f"{run_dir.name}-evaluation"
         devices = devices_of(client)
         tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)

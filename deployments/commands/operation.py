@@ -159,8 +159,8 @@ def worker(
         members: Start a gang of so many workers, which are one device on as many GPUs.
         ranks: Start only these members of the gang here, such as 0-1, and the others, by the same
             name, on other hosts; default: all. Member 0 leads: its role and site are the gang's.
-        spare_for: It is idle, and takes the place of a lost member of these gangs: of any but the
-            first of a gang, or of one that is named, such as room-1.2.
+        spare_for: It is idle until it takes the place of a member that these gangs have lost for
+            good: of any but the first of a gang, or of one that is named, such as room-1.2.
         cuda: Start one worker for each GPU that is visible, by dask-cuda.
         insecure: Listen on the network without TLS, too. Whoever reaches this machine there can
             then run code on it: only for a network in which nobody else is.

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Final, Self
 
 from distributed import Scheduler
+from distributed.metrics import time
 from distributed.scheduler import WorkerState
 
 from digen_core.control.protocol import followers_of
@@ -27,6 +28,8 @@ PLACE: Final = "digen-place"
 """Key of what the scheduler knows of a spare: the name of the follower whose place it has."""
 RESTART_SECONDS: Final = 30.0
 """How long a place stays free for its own worker, which a nanny may be starting again."""
+SILENT_SECONDS: Final = 10.0
+"""After which a spare is given no place: workers are heard of every 0.5 to 2 seconds."""
 
 _ABSENT: Final = "digen-absent"  # in the scheduler's metadata
 
@@ -47,6 +50,13 @@ class Declared:
     place: str = ""
     """That it has as a spare."""
     is_leaving: bool = False
+    is_silent: bool = False
+    """Nothing was heard of it for some time: it may be frozen."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a spare that may take a place."""
+        return bool(self.spare_for) and not (self.place or self.is_leaving or self.is_silent)
 
     @classmethod
     def of(cls, worker: WorkerState) -> Self:
@@ -59,6 +69,7 @@ class Declared:
             places_in(worker.resources),
             worker.extra.get(PLACE, ""),
             LEAVING in worker.extra,
+            time() - worker.last_seen > SILENT_SECONDS,
         )
 
 
@@ -135,7 +146,7 @@ def assign(
         for place in followers_of(leader.name, leader.size)
         if place in absent and place not in held and now - absent[place].since >= patience
     ]
-    idle = [own for own in workers if own.spare_for and not (own.place or own.is_leaving)]
+    idle = [own for own in workers if own.is_idle]
     choices = {own.name: sum(may_take(own.spare_for, place) for place in free) for own in idle}
     idle.sort(key=lambda own: (choices[own.name], own.name))
     taken: dict[str, str] = {}

@@ -104,8 +104,11 @@ def test_digen_up_starts_the_teams_of_a_gang_and_a_run_trains_on_it(tmp_path):
     hidden = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "DASK_SCHEDULER_ADDRESS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
-    here = ROOM.replace('hosts = ["a"]\n', "").replace('hosts = ["b"]\n', "")
+    here = ROOM.replace('hosts = ["a"]\n', "").replace('count = 1\nhosts = ["b"]\n', "count = 2\n")
     (tmp_path / "here.toml").write_text(here)
+
+    environment_of_up = "set -a; . runs/up/env; set +a"
+    leave = "worker --name small-spare-0 --leave"
 
     def call(*command: str | Path) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -115,13 +118,15 @@ def test_digen_up_starts_the_teams_of_a_gang_and_a_run_trains_on_it(tmp_path):
     try:
         up = call(*digen, "up", "here.toml", "--ports", "14200", "15000", "18786", "18787")
         assert up.returncode == 0, up.stderr
-        assert "starting room-0, room-0.1 ..." in up.stdout
+        assert "starting room-0, room-0.1, small-spare-0 ..." in up.stdout
+        left = call("bash", "-c", f"{environment_of_up}; {' '.join(map(repr, digen))} {leave}")
+        assert left.stdout.endswith("small-spare-0 has left\n"), left.stdout + left.stderr
         words = (
             "train shapes --num-iterations 1 --parallel.stages 2 --schedule.layout colocated "
             "--rollout.prompts-per-iteration 2 --rollout.group-size 2 --rollout.fragment-size 2 "
             "--evaluation.samples-per-prompt 1 --evaluation.num-steps 2"
         )
-        script = f"set -a; . runs/up/env; set +a; exec {' '.join(map(repr, digen))} {words}"
+        script = f"{environment_of_up}; exec {' '.join(map(repr, digen))} {words}"
         trained = call("bash", "-c", script)
         assert trained.returncode == 0, trained.stdout + trained.stderr
     finally:

@@ -74,8 +74,8 @@ def test_a_spare_has_one_place_and_a_place_one_spare():
     assert taken(leader(), holding, spare("b")) == {"b": "room.2"}
 
 
-def test_who_leaves_takes_no_place_and_is_given_no_spare():
-    assert taken(leader(), spare("a", is_leaving=True)) == {}
+def test_who_leaves_or_is_silent_takes_no_place_and_a_gang_that_leaves_is_given_none():
+    assert taken(leader(), spare("a", is_leaving=True), spare("b", is_silent=True)) == {}
     assert taken(leader(is_leaving=True), spare("a")) == {}
 
 
@@ -134,7 +134,7 @@ class Cluster:
         self.absent: dict[str, Absence] = {}
         self.now = 0.0
 
-    def change(self, come, go, leave, seconds):
+    def change(self, come, go, leave, silent, seconds):
         self.now += seconds
         for name in set(go) & set(self.there):
             del self.there[name]
@@ -142,6 +142,8 @@ class Cluster:
             self.there.setdefault(name, declared(name))
         for name in set(leave) & set(self.there):
             self.there[name] = replace(self.there[name], is_leaving=True)
+        for name, own in self.there.items():
+            self.there[name] = replace(own, is_silent=name in silent)
 
     def look(self):
         """Give the places that are free, and return them."""
@@ -164,7 +166,7 @@ class Cluster:
 
     def idle(self):
         spares = [own for own in self.there.values() if own.spare_for]
-        return [own for own in spares if not (own.place or own.is_leaving)]
+        return [own for own in spares if not (own.place or own.is_leaving or own.is_silent)]
 
 
 @settings(max_examples=300)
@@ -174,6 +176,7 @@ class Cluster:
             st.lists(st.sampled_from(NAMES), max_size=16),  # they come, if they are not there
             st.lists(st.sampled_from(NAMES), max_size=4),  # they go, if they are
             st.lists(st.sampled_from([*LEADERS, *SPARES]), max_size=1),  # they are to leave
+            st.lists(st.sampled_from(NAMES), max_size=2),  # they are silent, for now
             st.floats(0, 2 * PATIENCE),  # seconds until one looks
         ),
         max_size=25,
@@ -187,6 +190,7 @@ def test_in_every_story_places_are_taken_once_and_kept(story):
         for name, place in cluster.look().items():
             assert name not in before, "a spare has two places"
             assert not cluster.there[name].is_leaving
+            assert not cluster.there[name].is_silent
             assert place.rpartition(".")[0] in cluster.there, "its leader is there"
             assert place not in cluster.there, "its own worker is not"
         holders = cluster.holders
