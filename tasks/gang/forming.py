@@ -2,12 +2,17 @@
 
 import secrets
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from distributed import Client, Scheduler
+from distributed.metrics import time
 
 from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker
 from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
+
+RECENT_SECONDS: Final = 60.0
+"""Until a run has missed a follower that failed; later another worker may have its address."""
 
 
 def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
@@ -33,7 +38,7 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
 
 
 def told_by(client: Client, followers: Collection[str]) -> str | None:
-    """Return what a user has to change, as one of some followers found; None: none found that.
+    """Return what a user has to change, as one of some followers found just now, or None.
 
     Args:
         client: of the cluster.
@@ -47,5 +52,5 @@ def told_by(client: Client, followers: Collection[str]) -> str | None:
 
 
 def _told_by(followers: Collection[str], dask_scheduler: Scheduler) -> str | None:
-    told = [event for _, event in dask_scheduler.get_events(FAILED)]
+    told = [own for at, own in dask_scheduler.get_events(FAILED) if time() - at < RECENT_SECONDS]
     return next((own["text"] for own in told if own["address"] in followers), None)

@@ -465,9 +465,9 @@ def end_for_good(process: subprocess.Popen) -> Callable[[Story], None]:
     """Kill a worker and its nanny, which would start another one."""
 
     def end(story: Story) -> None:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            process.kill()
-            child.kill()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        for own in (process, *workers):
+            own.kill()
 
     return end
 

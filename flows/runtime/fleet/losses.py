@@ -82,8 +82,7 @@ def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
     addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
     followers = [run.fleet.followers.get(name, {}).values() for name in seen.lost]
-    if any(followers) and (told := told_by(run.client, set(chain(*followers)))):
-        raise UserError(told)
+    _require_no_culprit(run, seen.lost)
     run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
     for address in chain(addresses.values(), *followers):  # a gang is lost whole
         if address in seen.workers:
@@ -97,6 +96,20 @@ def _take_out(run: RunContext, seen: Seen) -> None:
         f"{'; '.join(texts)}; left: {left}. What only it had is recomputed. See its log, and the "
         "memory of its machine",
     )
+
+
+def _require_no_culprit(run: RunContext, lost: Collection[str]) -> None:
+    """Check that no gang of the run is lost as one of its members found what a user has to change.
+
+    Of one that is made ready that is no end of the run.
+
+    Raises:
+        UserError: one is.
+    """
+    gangs = [run.fleet.followers.get(name, {}) for name in run.fleet.names.intersection(lost)]
+    followers = {address for gang in gangs for address in gang.values()}
+    if followers and (told := told_by(run.client, followers)):
+        raise UserError(told)
 
 
 def _require_progress(run: RunContext, text: str) -> None:

@@ -202,6 +202,9 @@ def test_in_every_story_places_are_taken_once_and_kept(story):
         assert cluster.look() == {}, "two looks differ"
 
 
+HERE = {"host": "127.0.0.1", "dashboard_address": None}
+
+
 class Workers:
     """Workers of this process that come and go, as a run sees them."""
 
@@ -210,7 +213,7 @@ class Workers:
 
     def come(self, name: str, *resources: str, **counted: int) -> None:
         declared = {**dict.fromkeys(resources, 1), **counted}
-        options = {"resources": declared, "nthreads": 1, "dashboard_address": None}
+        options = {"resources": declared, "nthreads": 1, **HERE}
         self.cluster.worker_spec[name] = {"cls": Worker, "options": options}
         self.cluster.sync(self.cluster._correct_state)
         self.cluster.sync(lambda: self.cluster)
@@ -235,7 +238,7 @@ class Workers:
 def workers(monkeypatch) -> Iterator[Workers]:
     """A cluster with a gang of two that has lost its follower, and with no time to wait for it."""
     monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 0.0)
-    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
+    scheduler = {"cls": Scheduler, "options": HERE}
     with (
         SpecCluster(scheduler=scheduler, workers={}) as cluster,
         Client(cluster.scheduler_address, set_as_default=False) as client,
@@ -276,6 +279,16 @@ def test_an_idle_spare_leaves_at_once_and_one_that_has_a_place_with_its_gang(wor
     assert workers.seen["b9"].place == "room.1"
     leave(workers.client, "b9")
     assert not workers.seen
+
+
+def test_a_gang_leaves_with_all_its_followers_and_without_its_spares(workers):
+    workers.come("b9", "spare:room")
+    assert workers.holder == "b9"
+    workers.come("room.1", "member")
+    workers.come("b8", "spare:room")
+    leave(workers.client, "room")
+    assert comes_to(lambda: {"room", "room.1"}.isdisjoint(workers.seen))
+    assert {name: own.place for name, own in workers.seen.items()} == {"b8": ""}, "b9 starts anew"
 
 
 def test_spares_are_no_pools_and_not_waited_for(workers):

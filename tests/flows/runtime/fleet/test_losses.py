@@ -54,6 +54,14 @@ def test_what_its_lost_member_found_ends_the_run(run):
     assert run.fleet.names == {"room", "single"}
 
 
+def test_what_a_newcomer_lacks_does_not_end_the_run(run):
+    run.told[FOLLOWER] = "model.path x cannot be loaded"
+    run.fleet.devices = run.fleet.devices[1:]
+    losses.look(run)
+    assert run.dismissed == [LEADER]
+    assert run.fleet.names == {"single"}
+
+
 def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
     """The members of a gang whose leader failed end, which a look would find."""
     task = UUID(int=1)
