@@ -179,6 +179,17 @@ class Unguided:
     def in_training(self):
         return self
 
+    as_reference = in_training
+
+
+class GuidedReference(Unguided):
+    """Its reference policy has a guidance of its own."""
+
+    def as_reference(self):
+        found = Unguided()
+        found.num_passes = 2
+        return found
+
 
 UNGUIDED = Unguided()
 
@@ -190,6 +201,8 @@ def test_a_step_that_asks_the_reference_is_several_velocities(monkeypatch):
     assert config.num_trained_steps == 2  # of 3
     found = work_seconds(UNGUIDED, config, {}, [("step", 1), ("pack", 1)], rounds=1)
     assert found == {("step", 1): [pytest.approx(2 * 5 / 3)], ("pack", 1): [2.0]}
+    found = work_seconds(GuidedReference(), config, {}, [("step", 1)], rounds=1)
+    assert found == {("step", 1): [pytest.approx(2 * 7 / 3)]}
 
 
 @pytest.mark.parametrize(
