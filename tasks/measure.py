@@ -21,6 +21,7 @@ from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
 from digen_core.rollout.conditions import encoded
+from digen_core.rollout.references import reference_share
 from digen_core.training.coded import agreement_of, as_if_sampled_now
 from digen_core.training.gradient import Agreement
 from digen_core.training.gradient_sum import pack_gradient
@@ -224,9 +225,9 @@ class _Work:
         """Velocities of a denoising step, in those of a sample: others may have other guidance."""
         config, policy = self._config, self._policy
         asked = config.velocities_per_step - config.own_velocities
-        passes: float = policy.as_reference().num_passes
-        if config.algorithm.needs_margins:  # half of them are the policy's own
-            passes = (passes + policy.in_training().num_passes) / 2
+        share = reference_share(config)
+        passes = share * policy.as_reference().num_passes
+        passes += (1 - share) * policy.in_training().num_passes
         return config.own_velocities + asked * passes / policy.num_passes
 
     @torch.no_grad()

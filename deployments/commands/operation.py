@@ -237,6 +237,11 @@ def _check_spare(name: str, spare_for: Sequence[str], others: Mapping[str, objec
         raise UserError("--spare-for names nobody; name gangs, or members such as room-1.2")
     for place in spare_for:
         check_name("--spare-for", place)
+        if place.endswith(".0"):
+            raise UserError(
+                f"--spare-for names {place}, the first of a gang: it leads, and nobody takes its "
+                "place; name the gang, or another member"
+            )
         gang = re.sub(r"\.\d+$", "", place)
         if name in (place, gang) or re.fullmatch(
             rf"({re.escape(place)}|{re.escape(gang)})\.\d+", name

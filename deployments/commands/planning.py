@@ -155,7 +155,7 @@ def plan(
             "them"
         )
     _check_picture(picture, aim.spent)
-    _check_timeline(timeline, fleet=fleet)
+    _check_timeline(timeline, picture, fleet=fleet)
     if fleet:
         from deployments.views.plans import fleet as fleet_view
 
@@ -192,10 +192,12 @@ def _check_picture(path: Path | None, spent: Spent | None) -> None:
     _check_name("--picture", path, ".png")
 
 
-def _check_timeline(path: Path | None, *, fleet: bool) -> None:
+def _check_timeline(path: Path | None, picture: Path | None, *, fleet: bool) -> None:
     """Check where the timeline of a plan is to be, if there is to be one; raises UserError."""
     if path is None:
         return
+    if path == picture:
+        raise UserError(f"--timeline and --picture are both {path}; use another name for one")
     if fleet:
         raise UserError(
             f"--timeline is {path}: of one plan, but --fleet makes several; use one of them"

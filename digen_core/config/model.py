@@ -167,8 +167,8 @@ class ModelConfig(Strict):
     classifier-free guidance between 0.3 and 0.9 only, and steps without cost half."""
 
     train_guidance_scale: float | None = Field(None, ge=0)
-    """The scale that velocities have in training, of the trained policy, the reference policy and
-    what generated, at all noise levels; the other keys are then those of samples and evaluations.
+    """The scale that velocities have in training, of the trained policy, what generated and, where
+    it has none of its own, the reference policy; other keys are then of samples and evaluations.
     It takes an algorithm on clean latents: diffusion_nft, awm, dgpo or dpo. DGPO's published runs
     sample with 4.5 and train with 1. Null: as samples are generated."""
 

@@ -29,6 +29,7 @@ from digen_core.models.families import adapter_of
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import make_trainable, reference_weights, trainable_parameters
 from digen_core.planning.model_settings import settings_folder
+from digen_core.rollout.references import reference_share
 from digen_core.rollout.steps import steps_of_iteration
 
 _FLOAT32_BYTES = 4  # log-probs, embeddings and sums of gradients travel in float32
@@ -104,9 +105,9 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
     num_logprobs = len(steps_of_iteration(config, 0).noisy)
     velocity_bytes = prod(policy.latent_shape) * policy.latent_dtype.itemsize
     trained_as, decode_flops = policy.in_training(), _decode_flops(policy)
-    velocity_flops = step_flops(policy)
-    asked_flops = velocity_flops if trained_as is policy else step_flops(trained_as)
-    asked = config.velocities_per_step - config.own_velocities
+    velocity_flops, trained_flops, base_flops = _velocity_flops(policy)
+    share, asked = reference_share(config), config.velocities_per_step - config.own_velocities
+    asked_flops = share * base_flops + (1 - share) * trained_flops
     encode_flops = decode_flops * config.encodings_per_step  # a VAE's halves take about as many
     return Sizes(
         parameters=parameters,
@@ -117,7 +118,7 @@ def sizes_of(config: RunConfig, folder: Path) -> Sizes:
         step_flops=round(
             config.own_velocities * velocity_flops + asked * asked_flops + encode_flops
         ),
-        pair_flops=_pair_flops(trained_as, config) + round(config.other_velocities * asked_flops),
+        pair_flops=_pair_flops(trained_as, config) + round(config.other_velocities * trained_flops),
         decode_flops=decode_flops if config.is_decoded else 0,
         latent_bytes=latent_bytes,
         velocity_bytes=velocity_bytes,
@@ -211,6 +212,14 @@ def step_flops(policy: PipelinePolicy) -> int:
     """Return the FLOPs of one velocity of one sample."""
     with torch.no_grad():
         return _counted(policy, lambda: velocity_of_one(policy))
+
+
+def _velocity_flops(policy: PipelinePolicy) -> tuple[int, int, int]:
+    """Return the FLOPs of a velocity: of samples, in training, and of the reference policy."""
+    training, reference = policy.in_training(), policy.as_reference()
+    own = step_flops(policy)
+    trained = own if training is policy else step_flops(training)
+    return own, trained, trained if reference is training else step_flops(reference)
 
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:

@@ -18,6 +18,15 @@ from digen_core.models.trainable import reference_weights
 from digen_core.rollout.steps import own_steps_of_group, steps_of_group
 
 
+def reference_share(config: RunConfig) -> float:
+    """Return which share of the velocities beside a sample's own are the reference policy's.
+
+    A margin asks the policy, too, and so does a divergence of samples in another precision.
+    """
+    of_both = config.kl_reward and config.rollout.precision != "model"
+    return 0.5 if config.algorithm.needs_margins or of_both else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceUse:
     """For which samples of a batch the reference policy is asked at each step, and what for."""

@@ -3,7 +3,7 @@
 Symbols: W_g, W_t(b) work of an iteration in seconds of the reference device; R, M speeds of all
 rollout devices and trainers, P = R + M; n groups; p = W_g / (R n), q = W_t / (M n); rho, rho_1
 reward of the batch and of one group; s = helper_in + helper_out; opt the optimizer step, and before
-it the sums of all trainers but one, of each update.
+it the sums of all trainers but one, of each update, one after the other wherever they are.
 
 A batch of only a few waves of fragments has thresholds that the formulas do not show: a formula
 ranks splits, the simulator judges them.

@@ -95,7 +95,8 @@ class Scenario(Strict):
     """Samples that are scored at the same time."""
 
     gradient_sum: float = Field(0.0, ge=0)
-    """Before it: bringing the sum of gradients of one other trainer to the device that steps."""
+    """Before it: bringing the sum of gradients of one other trainer to where it is added: to the
+    device that steps or, of another site, to the first trainer there."""
 
     push: float = Field(0.0, ge=0)
     """From the optimizer step until a device that generates holds the new version."""

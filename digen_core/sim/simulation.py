@@ -284,10 +284,16 @@ class Simulation:
     def _reduce(self, do: protocol.Reduce) -> None:
         for name in do.devices:
             self._ledger.check_device(do, name)
+        began = self._clock.now
         summed = self._transfers.sums(do, self._costs.gradient_sum)
-        self._after(
-            summed - self._clock.now, lambda: self._deliver(protocol.GradientReduced(do.iteration))
-        )
+
+        def reduced() -> None:
+            if summed > began:
+                times = began, began, self._clock.now
+                self._spans.append(Span(do.iteration, "reduce", "reduce", do.device, *times))
+            self._deliver(protocol.GradientReduced(do.iteration))
+
+        self._after(summed - began, reduced)
 
     def _copy_state(self, do: protocol.CopyState) -> None:
         self._ledger.check_device(do, do.device)

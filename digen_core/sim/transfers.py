@@ -129,7 +129,7 @@ class Transfers:
             source: device that sends them.
             device: that receives them.
             num_bytes: how many.
-            after: seconds from now until they are there to be sent.
+            after: seconds from now until they are there to be sent; who asks meanwhile comes later.
         """
         now = self._clock.now + after
         way = self._sites[source], self._sites[device]

@@ -275,7 +275,8 @@ class Executor:
         if it.reduction is not do or failure in ("", NOT_SHARED):  # void: a device was lost since
             return None
         why = f"does not give away its sum of gradients: {failure}"
-        self._run.watch.broken(self._run.fleet.addresses[others[failed]], why)
+        if address := self._run.fleet.addresses.get(others[failed]):  # else it is taken out already
+            self._run.watch.broken(address, why)
         return protocol.ReduceFailed(do.iteration)
 
     # --- versions -------------------------------------------------------------------------

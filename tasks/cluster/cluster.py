@@ -22,7 +22,14 @@ from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.leaving import lock_of_run
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
 from tasks.cluster.presence import ROLES, SITE, Presence, devices_among, present_workers
-from tasks.cluster.spares import MEMBER, MEMBERS, RESTART_SECONDS, may_take, places_in
+from tasks.cluster.spares import (
+    MEMBER,
+    MEMBERS,
+    RESTART_SECONDS,
+    SILENT_SECONDS,
+    matched,
+    places_in,
+)
 from tasks.cluster.start_method import (
     COPIED,
     METHOD,
@@ -254,8 +261,12 @@ def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
 
 def _may_be_whole(leader: Presence, workers: Sequence[Presence]) -> bool:
     """Say whether there is an idle spare for each place of a gang that is free."""
-    idle = [places_in(worker.resources) for worker in workers if not worker.place]
-    return all(any(may_take(own, name) for own in idle) for name in leader.lacks)
+    idle = {
+        worker.name: places_in(worker.resources)
+        for worker in workers
+        if not (worker.place or worker.is_leaving or worker.silent_seconds > SILENT_SECONDS)
+    }
+    return len(matched(leader.lacks, idle)) == len(leader.lacks)
 
 
 def _require_whole(leader: Presence) -> None:

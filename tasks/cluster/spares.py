@@ -129,8 +129,9 @@ def assign(
     """Return the places that idle spares take now: name of the spare -> the place.
 
     Free is the place of a follower that is not there, though its leader is, and that no spare has;
-    that of a gang which is to leave is not. They are filled in the order of their names, each by
-    the spare that may take the fewest of them, of several the first by name.
+    that of a gang which is to leave is not. Gangs are filled in the order of how many they lack,
+    then of their names, each place by the spare that may take the fewest places, of several the
+    first by name; a gang that would not be whole then is given none.
 
     Args:
         workers: that are there.
@@ -140,21 +141,47 @@ def assign(
     """
     held = {own.place for own in workers if own.place}
     leaders = sorted((own for own in workers if not own.is_leaving), key=lambda own: own.name)
-    free = [
-        place
-        for leader in leaders
-        for place in followers_of(leader.name, leader.size)
-        if place in absent and place not in held and now - absent[place].since >= patience
+    lacking = [
+        [p for p in followers_of(own.name, own.size) if p in absent and p not in held]
+        for own in leaders
     ]
+    waited = {p for places in lacking for p in places if now - absent[p].since >= patience}
     idle = [own for own in workers if own.is_idle]
-    choices = {own.name: sum(may_take(own.spare_for, place) for place in free) for own in idle}
+    choices = {own.name: sum(may_take(own.spare_for, place) for place in waited) for own in idle}
     idle.sort(key=lambda own: (choices[own.name], own.name))
     taken: dict[str, str] = {}
-    for place in free:
-        fitting = (o.name for o in idle if o.name not in taken and may_take(o.spare_for, place))
-        if name := next(fitting, None):
-            taken[name] = place
+    for places in sorted(lacking, key=len):
+        left = {own.name: own.spare_for for own in idle if own.name not in taken}
+        found = matched(places, left)
+        if len(found) == len(places) and waited.issuperset(places):
+            taken |= found
     return taken
+
+
+def matched(places: Sequence[str], idle: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return a spare for as many places as there can be: its name -> the place.
+
+    Earlier spares are preferred; one that has a place gives way to a place that no other may take
+    if there is another place for it (augmenting paths).
+
+    Args:
+        places: that are free.
+        idle: spares -> the gangs and followers that they are for.
+    """
+    found: dict[str, str] = {}
+
+    def fill(place: str, asked: set[str]) -> bool:
+        fitting = [name for name, own in idle.items() if may_take(own, place) and name not in asked]
+        for name in sorted(fitting, key=found.__contains__):  # first those that have none
+            asked.add(name)
+            if name not in found or fill(found[name], asked):
+                found[name] = place
+                return True
+        return False
+
+    for place in places:
+        fill(place, set())
+    return found
 
 
 def take_places(scheduler: Scheduler, patience: float) -> None:

@@ -65,7 +65,8 @@ class Cluster(Strict):
     """Seconds of the optimizer step."""
 
     gradient_sum: float = Field(0.0, ge=0)
-    """Seconds of bringing the sum of gradients of one other trainer to the device that steps."""
+    """Seconds of bringing the sum of gradients of one other trainer to where it is added: to the
+    device that steps or, of another site, to the first trainer there."""
 
     push: float = Field(0.0, ge=0)
     """Seconds from the optimizer step until a device that generates holds the new version."""

@@ -916,6 +916,7 @@ SPARES = {
     "a gang": ("--spare-for room --members 2", "leave out --members"),
     "ranks": ("--spare-for room --ranks 1", "leave out --ranks"),
     "a site": ("--spare-for room --site fra1", "leave out --site"),
+    "a leader": ("--spare-for room.0", "the first of a gang: it leads"),
     "no name": ("--spare-for room/1", "--spare-for is 'room/1'; use at most 63 letters, digits"),
     "its own gang": (
         "--spare-for b9",

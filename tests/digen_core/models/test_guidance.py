@@ -259,6 +259,36 @@ def test_sizes_count_the_guidance_of_the_reference_policy(tiny_families):
     assert 0.95 * plain.step_flops < more < plain.step_flops  # that of adapters is not in it
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "asker", "asked"),
+    [
+        ({"type": "dgpo", "num_levels": 2, "kl_coefficient": 0.1}, "training", (1, 1)),
+        ({"type": "awm", "kl_coefficient": 0.1}, "generation", (0, 1)),
+    ],
+    ids=["margins", "generation"],
+)
+def test_steps_count_the_guidance_of_the_reference_policy(tiny_families, algorithm, asker, asked):
+    """A margin asks both policies once, else the reference alone: it takes two passes."""
+    folder = Path(tiny_families["sd3"])
+    size = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS}
+
+    def sizes(**scales):
+        config = RunConfig.model_validate(
+            {
+                "model": {"family": "sd3", "guidance_scale": 1.0, **size, **scales},
+                "algorithm": algorithm,
+                "schedule": {"reference": asker},
+            }
+        )
+        steps = config.most_reference_steps if asker == "generation" else config.num_trained_steps
+        return sizes_of(config, folder).step_flops, steps / config.rollout.num_steps
+
+    (plain, share), (guided, _) = sizes(), sizes(reference_guidance_scale=3.0)
+    own, base = asked
+    velocity = plain / (1 + (own + base) * share)
+    assert guided == pytest.approx(velocity * (1 + (own + 2 * base) * share), rel=1e-6)
+
+
 def test_a_scale_of_a_reference_policy_that_nobody_asks_is_refused():
     with pytest.raises(ValueError, match="reference_guidance_scale is 3, but nothing asks the ref"):
         RunConfig.model_validate({"model": {"family": "sd3", "reference_guidance_scale": 3.0}})

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
@@ -16,7 +17,7 @@ from support.waiting import comes_to
 from tasks.cluster.cluster import await_spares, devices_of
 from tasks.cluster.leaving import leave
 from tasks.cluster.presence import present_workers
-from tasks.cluster.spares import Absence, Declared, absences, assign, may_take
+from tasks.cluster.spares import Absence, Declared, absences, assign, matched, may_take
 
 PATIENCE = 30.0
 
@@ -97,9 +98,28 @@ def test_while_a_leader_is_started_again_the_time_of_its_lost_follower_goes_on()
     away = absences([spare("b9")], lost, 5.0)
     back = absences([leader(), spare("b9")], away, PATIENCE)
     assert back == {"room.1": Absence("nanny-0", 0.0), "room.2": Absence("nanny-0", PATIENCE)}
-    assert assign([leader(), spare("b9"), spare("b8")], back, PATIENCE, PATIENCE) == {
-        "b8": "room.1"
-    }
+    spares = [spare("b9"), spare("b8")]
+    assert assign([leader(), *spares], back, PATIENCE, PATIENCE) == {}, (
+        "who else comes is not known"
+    )
+    whole = [leader(), member("room.2"), *spares]
+    now = absences(whole, back, PATIENCE)
+    assert assign(whole, now, PATIENCE, PATIENCE) == {"b8": "room.1"}
+
+
+def test_a_gang_that_would_not_be_whole_is_given_none():
+    attic, room = leader("attic", 3), leader("room", 2)
+    one, two = spare("b", "attic", "room"), spare("c", "attic")
+    assert taken(attic, one) == {}
+    assert taken(attic, room, one) == {"b": "room.1"}
+    assert taken(attic, room, one, two) == {"b": "room.1"}
+    assert taken(attic, one, two) == {"b": "attic.1", "c": "attic.2"}
+
+
+def test_a_spare_makes_room_for_a_place_that_no_other_may_take():
+    idle = {"a": {"room"}, "b": {"room.1"}}
+    assert matched(["room.1", "room.2"], idle) == {"b": "room.1", "a": "room.2"}
+    assert matched(["room.1", "room.2"], {"b": {"room.1"}}) == {"b": "room.1"}
 
 
 def test_a_gang_that_is_started_anew_under_the_same_name_has_all_the_time():
@@ -158,11 +178,14 @@ class Cluster:
         return {name: own.place for name, own in self.there.items() if own.place}
 
     def vacant(self):
-        """Places that have been free long enough."""
-        for place in set(OWN) - set(self.there) - set(self.holders.values()):
-            gang = self.there.get(place.rpartition(".")[0])
-            if gang and not gang.is_leaving and self.now - self.absent[place].since >= PATIENCE:
-                yield place
+        """Of gangs that lack nobody else: places that have been free long enough."""
+        for name, size in LEADERS.items():
+            gang = self.there.get(name)
+            lacking = {*followers_of(name, size)} - {*self.there, *self.holders.values()}
+            if gang is None or gang.is_leaving or not lacking:
+                continue
+            if all(self.now - self.absent[place].since >= PATIENCE for place in lacking):
+                yield lacking
 
     def idle(self):
         spares = [own for own in self.there.values() if own.spare_for]
@@ -197,8 +220,15 @@ def test_in_every_story_places_are_taken_once_and_kept(story):
         assert before.items() <= holders.items(), "a holder has changed"
         assert max(Counter(holders.values()).values(), default=1) == 1, "a place has two holders"
         assert all(may_take(SPARES[name], place) for name, place in holders.items())
-        for place in cluster.vacant():
-            assert not any(may_take(own.spare_for, place) for own in cluster.idle())
+        for places in cluster.vacant():
+            spares = [own.name for own in cluster.idle()]
+            for chosen in permutations(spares, len(places)):
+                seats = zip(chosen, places, strict=True)
+                assert not all(may_take(SPARES[name], place) for name, place in seats)
+        for name in {
+            place.rpartition(".")[0] for place in set(holders.values()) - set(before.values())
+        }:
+            assert {*followers_of(name, LEADERS[name])} <= {*cluster.there, *holders.values()}
         assert cluster.look() == {}, "two looks differ"
 
 

@@ -131,6 +131,10 @@ def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
         ("CONFIG --cluster 2-cores --schedule.layout tag --schedule.helpers 7", "no split of 2"),
         ("CONFIG --cluster 2-cores --timeline p.svg", "--timeline is p.svg; use a name with .png"),
         ("CONFIG --cluster 2-cores --timeline no/p.png", "in a folder that is there"),
+        (
+            "CONFIG --cluster 16x-mixed --objective money --picture p.png --timeline p.png",
+            "--timeline and --picture are both p.png",
+        ),
         ("CONFIG --cluster 2-cores --fleet --timeline p.png", "of one plan, but --fleet makes"),
         ("CONFIG", "--cluster"),
     ],
