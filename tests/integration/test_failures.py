@@ -74,6 +74,7 @@ def test_what_a_worker_finds_wrong_with_the_config_is_said_as_such(
     assert not list(runs_dir.glob("*/config.json"))  # nothing stays of it
 
 
+@pytest.mark.operation
 def test_what_one_host_of_a_gang_finds_wrong_is_said_and_the_gang_is_not_lost(
     tree, tiny_flux, tmp_path, prefect_backend, monkeypatch
 ):

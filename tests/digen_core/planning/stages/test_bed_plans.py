@@ -83,7 +83,7 @@ def cluster(own: dict[str, Any], sites: str, trainers: str | None = None) -> Clu
     ("sites", "megabits", "seed"),
     [
         ("abc", (100, 1000), 0),
-        ("abc", (100, 1000), 1),
+        pytest.param("abc", (100, 1000), 1, marks=pytest.mark.nightly),
         pytest.param("abcdef", (8, 100), 0, marks=pytest.mark.nightly),
     ],
     ids=["24 devices", "24 devices, other links", "48 devices"],
