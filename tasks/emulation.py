@@ -180,7 +180,7 @@ def reduce(
     others: Sequence[None] = (),
     sources: Sequence[tuple[str, ...]] = (),
 ) -> tuple[None, Reduced]:
-    """Wait for the sum of each other device."""
+    """Wait for the sum of each other device, or site."""
     with working(run_id) as work:
         costs = work.config.costs
         arrived = work.pull([own[0] for own in sources], costs.sent.gradient_sum)

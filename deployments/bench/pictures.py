@@ -13,8 +13,8 @@ from PIL import Image
 from deployments.bench import learning
 from deployments.local import run_training
 from deployments.shipped import find_cluster, shipped_configs
+from deployments.views.plans.pictures import draw_plan
 from deployments.views.plans.plan import plans_for
-from deployments.views.plans.timeline import draw_plan
 from deployments.views.report import read_trace, timeline
 from deployments.views.stages.blocks import blocks, draw_dag
 from deployments.views.terminal import terminal

@@ -168,11 +168,13 @@ def plan(
     plans = command.plans_for(config, found, aim, may_code=codecs)
     rows = [row_of(own) for own in plans]
     if timeline is not None:
-        from deployments.views.plans.timeline import write_timeline  # matplotlib
+        from deployments.views.plans.pictures import write_timeline  # matplotlib
 
         write_timeline(plans[0], timeline)
     if picture is not None and aim.spent is not None:
-        table.write_picture(rows, aim.spent, picture)
+        from deployments.views.plans.pictures import write_frontier
+
+        write_frontier(rows, aim.spent, picture)
     if as_json:
         table.write_json(rows)
     else:

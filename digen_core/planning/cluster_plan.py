@@ -72,12 +72,16 @@ class ClusterPlan:
     @property
     def is_estimated(self) -> bool:
         """Whether its costs are from data sheets, not measured."""
-        unknown = self.candidate.config.schedule.profile is None
-        return unknown and self.candidate.cluster.leaves_costs_to_data_sheets
+        return is_estimated(self.candidate.config, self.candidate.cluster)
 
     def spends(self, spent: Spent) -> float:
         """Return what an iteration takes of money, in your currency, or energy, in joules."""
         return Spending.of(self.cluster, spent).of_plan(self.own)
+
+
+def is_estimated(config: RunConfig, cluster: Cluster) -> bool:
+    """Return whether the costs of a config on a cluster are from data sheets, not measured."""
+    return not config.schedule.profile and cluster.leaves_costs_to_data_sheets
 
 
 def plan_candidates(

@@ -219,7 +219,8 @@ def _velocity_flops(policy: PipelinePolicy) -> tuple[int, int, int]:
     training, reference = policy.in_training(), policy.as_reference()
     own = step_flops(policy)
     trained = own if training is policy else step_flops(training)
-    return own, trained, trained if reference is training else step_flops(reference)
+    is_alike = reference.config == training.config
+    return own, trained, trained if is_alike else step_flops(reference)
 
 
 def _pair_flops(policy: PipelinePolicy, config: RunConfig) -> int:

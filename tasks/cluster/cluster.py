@@ -26,9 +26,7 @@ from tasks.cluster.spares import (
     MEMBER,
     MEMBERS,
     RESTART_SECONDS,
-    SILENT_SECONDS,
     matched,
-    places_in,
 )
 from tasks.cluster.start_method import (
     COPIED,
@@ -261,11 +259,7 @@ def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
 
 def _may_be_whole(leader: Presence, workers: Sequence[Presence]) -> bool:
     """Say whether there is an idle spare for each place of a gang that is free."""
-    idle = {
-        worker.name: places_in(worker.resources)
-        for worker in workers
-        if not (worker.place or worker.is_leaving or worker.silent_seconds > SILENT_SECONDS)
-    }
+    idle = {worker.name: worker.idle_for for worker in workers}
     return len(matched(leader.lacks, idle)) == len(leader.lacks)
 
 

@@ -13,7 +13,7 @@ from distributed.protocol.pickle import dumps
 from digen_core.control.protocol import Device, Role, followers_of
 from digen_core.errors import UserError
 from tasks.cluster.calls import on_scheduler, on_workers
-from tasks.cluster.spares import LEAVING, MEMBER, MEMBERS, PLACE, RESTART_SECONDS, take_places
+from tasks.cluster.spares import MEMBER, MEMBERS, RESTART_SECONDS, Declared, take_places
 
 ROLES: Final[tuple[Role, ...]] = ("rollout", "trainer")
 KILL_SECONDS: Final = 20.0
@@ -45,6 +45,8 @@ class Presence:
     """Names of its followers whose place a spare has -> the spare's name."""
     place: str = ""
     """Name of the follower whose place it has as a spare."""
+    idle_for: frozenset[str] = frozenset()
+    """Gangs, and followers, whose place it may take now, as an idle spare."""
     is_leaving: bool = False
     """It was asked to leave."""
 
@@ -116,6 +118,7 @@ def _presence(
         followers,
         spares={name: spare for name, (spare, _) in taken.items()},
         place=look.place,
+        idle_for=look.idle_for,
         is_leaving=look.is_leaving,
     )
 
@@ -128,6 +131,7 @@ class _Look(NamedTuple):
     silent_seconds: float
     executing: dict[str, float]
     place: str
+    idle_for: frozenset[str]
     is_leaving: bool
 
 
@@ -140,10 +144,12 @@ def _look(patience: float, dask_scheduler: Scheduler) -> dict[str, _Look]:
             dict(ws.resources),
             now - ws.last_seen,
             {str(task.key): float(seconds) for task, seconds in ws.executing.items()},
-            ws.extra.get(PLACE, ""),
-            LEAVING in ws.extra,
+            own.place,
+            own.spare_for if own.is_idle else frozenset(),
+            own.is_leaving,
         )
         for ws in dask_scheduler.workers.values()
+        for own in [Declared.of(ws)]
     }
 
 

@@ -24,6 +24,7 @@ from digen_core.planning.cluster_plan import (
     ClusterPlan,
     Exchanged,
     Priced,
+    is_estimated,
     plan_candidates,
 )
 from digen_core.planning.clusters.cluster import Cluster
@@ -64,7 +65,7 @@ def plans_for(
         check_rates(cluster, aim.spent)
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
-    estimated = profile is None and cluster.leaves_costs_to_data_sheets
+    estimated = is_estimated(config, cluster)
     found = _candidates(config, cluster, searched=estimated, may_code=may_code)
     priced: Priced = attrgetter("cluster")
     sent = None

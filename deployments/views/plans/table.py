@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -13,10 +12,8 @@ from rich.table import Table
 
 from deployments.views.plans.row import ASKING, Row
 from deployments.views.terminal import borderless, terminal
-from digen_core.errors import UserError
 from digen_core.planning.spending import Objective, Spent
 from digen_core.trace.gaps import CAUSES
-from digen_core.transport.files import replace_bytes
 
 ESTIMATED: Final = """\
 estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
@@ -115,23 +112,6 @@ def _print_frontier(rows: Sequence[Row], spent: Spent, console: Console) -> None
             f"\nthe best takes {less:.3g} times the {spent} of the fastest for a sample, and its "
             f"iteration {longer:.3g} times the seconds"
         )
-
-
-def write_picture(rows: Sequence[Row], spent: Spent, path: Path) -> None:
-    """Write a picture of what plans take as PNG, the best of them first.
-
-    Raises:
-        UserError: it cannot be written there.
-    """
-    from digen_core.trace.frontier import Point, draw_frontier  # matplotlib: most want no picture
-    from digen_core.trace.page import png_of
-
-    points = [Point(f"{row.devices}, {row.layout}", row.seconds, row.spent(spent)) for row in rows]
-    label = "cost of 1000 samples" if spent == "money" else "kWh of 1000 samples"
-    try:
-        replace_bytes(path, png_of(draw_frontier(points, label)))
-    except OSError as error:
-        raise UserError(f"cannot write the picture to {path}: {error.strerror}") from error
 
 
 def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

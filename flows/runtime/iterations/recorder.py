@@ -74,16 +74,19 @@ class IterationRecorder(SampleRecorder):
         """Those that an older version generated than was trained first; None: none was."""
         if not self._updates:
             return None
-        begun_with = self._updates[0].version - 1
-        stale = {own.group for own in self._rewards if self._versions[own] < begun_with}
+        stale = {own.group for own in self._rewards if self._versions[own] < self._begun_with}
         return StaleGroups(len(stale), max(self._behind, default=0))
+
+    @property
+    def _begun_with(self) -> int:
+        """The version that was trained first."""
+        return self._updates[0].version - 1
 
     @property
     def _behind(self) -> list[int]:
         """Iterations from the version of each sample to the one that was trained first."""
-        begun_with = self._updates[0].version - 1
         per_iteration = self._run.config.train.updates_per_iteration
-        return [ceil((begun_with - version) / per_iteration) for version in self.versions]
+        return [ceil((self._begun_with - version) / per_iteration) for version in self.versions]
 
     @property
     def stale_clip_fraction(self) -> float | None:

@@ -97,8 +97,11 @@ def test_sums_of_the_other_trainers_are_brought_one_after_the_other(scenario, se
     report = run(scenario.model_copy(update=changes), "disaggregated", 1)
     packs = [span for span in report.spans if span.kind == "train" and span.iteration == 0]
     assert len({span.device for span in packs}) == 3
-    ((_, _, started, _),) = spans_of(report, "step")
-    assert started == pytest.approx(max(span.ended for span in packs) + 2 * seconds)
+    ((_, holder, started, _),) = spans_of(report, "step")
+    trained = max(span.ended for span in packs)
+    assert started == pytest.approx(trained + 2 * seconds)
+    reduced = [("reduce", holder, trained, started)] if seconds else []  # else it is an event
+    assert spans_of(report, "reduce") == reduced
 
 
 def test_tsp_by_hand(scenario):

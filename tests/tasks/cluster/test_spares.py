@@ -340,6 +340,13 @@ def test_a_run_waits_for_a_spare_that_is_to_take_a_place(workers, monkeypatch):
     workers.come("b8", "spare:attic")
     await_spares(workers.client, said.append)
     assert said == []
+    workers.come("shed", "rollout", "trainer", members=3)
+    workers.go("room")
+    workers.come("c7", "spare:shed")
+    await_spares(workers.client, said.append)
+    assert said == [], "one is too few for two"
+    workers.come("room", "rollout", "trainer", members=2)
+    workers.go("shed")
     workers.come("b9", "spare:room")
     await_spares(workers.client, said.append)
     assert said == ["waiting for room.1, in whose place there are spares"]

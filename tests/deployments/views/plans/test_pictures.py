@@ -1,4 +1,4 @@
-"""The picture of a plan."""
+"""The picture of a plan, and of the cluster of a page."""
 
 import tomllib
 
@@ -7,8 +7,8 @@ from PIL import Image
 
 from deployments.cli import run
 from deployments.shipped import CLUSTERS, find_cluster
+from deployments.views.plans.pictures import draw_plan
 from deployments.views.plans.plan import plans_for
-from deployments.views.plans.timeline import draw_plan
 from digen_core.config.run import RunConfig
 from support.pages import ROOT, read_page
 

@@ -1,11 +1,15 @@
-"""The picture of a plan: an iteration of its simulation, device by device."""
+"""Pictures of plans: what they take beside time, and an iteration of one, device by device."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from deployments.views.plans.row import Row
 from digen_core.errors import UserError
 from digen_core.planning.cluster_plan import ClusterPlan
+from digen_core.planning.spending import Spent
+from digen_core.trace.frontier import Point, draw_frontier
 from digen_core.trace.gaps import idle_gaps
 from digen_core.trace.page import png_of
 from digen_core.trace.timeline import draw_timeline
@@ -30,7 +34,22 @@ def write_timeline(plan: ClusterPlan, path: Path) -> None:
     Raises:
         UserError: it cannot be written there.
     """
+    _write(draw_plan(plan), "timeline", path)
+
+
+def write_frontier(rows: Sequence[Row], spent: Spent, path: Path) -> None:
+    """Write a picture of what plans take as PNG, the best of them first.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    points = [Point(f"{row.devices}, {row.layout}", row.seconds, row.spent(spent)) for row in rows]
+    label = "cost of 1000 samples" if spent == "money" else "kWh of 1000 samples"
+    _write(draw_frontier(points, label), "picture", path)
+
+
+def _write(figure: Figure, what: str, path: Path) -> None:
     try:
-        replace_bytes(path, png_of(draw_plan(plan)))
+        replace_bytes(path, png_of(figure))
     except OSError as error:
-        raise UserError(f"cannot write the timeline to {path}: {error.strerror}") from error
+        raise UserError(f"cannot write the {what} to {path}: {error.strerror}") from error
