@@ -30,7 +30,7 @@ from digen_core.transport.arrays import Arrays, to_tensors
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import MeasuredCosts
-from tasks.setup import load_engine, require_precision
+from tasks.setup import load_engine, require_rollouts
 from tasks.worker.engine import Engine, engine_of, working
 
 ROLES = ("rollout", "trainer")
@@ -64,7 +64,7 @@ def measure_alone(config: RunConfig, prompt: Prompt) -> Measured:
     Raises:
         UserError: the model cannot be loaded, or this machine has not its rollouts' precision.
     """
-    require_precision(config)
+    require_rollouts(config)
     engine = load_engine("measure", config, "measure", ROLES)
     return _measured(engine, encoded(engine.policy, [prompt]), ROLES)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.models.pipeline.cuda_graphs import require_graphs
 from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.policy import resolve_device
 from digen_core.preflight.model import explain_load_error
@@ -24,23 +25,26 @@ def load_model(
     """Load the parts of the model that the worker needs for its roles.
 
     Raises:
-        UserError: it cannot be loaded, or the device cannot generate in the run's precision.
+        UserError: it cannot be loaded, or the device cannot generate as the run does.
     """
     with span_on_receipt(device):
         if "rollout" in roles:
-            require_precision(config)
+            require_rollouts(config)
         load_engine(run_id, config, device, roles)
     return None, Nothing()
 
 
-def require_precision(config: RunConfig) -> None:
-    """Check that this worker's device computes in the precision of a run's rollouts.
+def require_rollouts(config: RunConfig) -> None:
+    """Check that this worker's device computes as a run's rollouts do.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not have their precision, or no CUDA graphs.
     """
+    device = resolve_device(config.model.device)
     if config.rollout.precision == "float8":
-        require_float8(resolve_device(config.model.device))
+        require_float8(device)
+    if config.rollout.cuda_graphs:
+        require_graphs(device)
 
 
 @together

@@ -1,8 +1,8 @@
 """The settings with which a GPU computes fastest: the mission's models at their recipes' sizes.
 
-The kernels of attention are tried first, then compilation with the best of them, and rollouts in
-float8 with the best of all: each setting that is tried takes a model of its own, and to try all
-pairs would take a card for hours.
+The kernels of attention are tried first, then compilation with the best of them, CUDA graphs with
+the best with and without it, and rollouts in float8 with the best of all: each setting that is
+tried takes a model of its own, and to try all of them together would take a card for hours.
 """
 
 import gc
@@ -26,7 +26,7 @@ from digen_core.errors import UserError
 from digen_core.planning.model_settings import settings_folder
 from digen_core.trace.peaks import peak_of
 from tasks.measure import Work
-from tasks.setup import require_precision
+from tasks.setup import require_rollouts
 
 JOBS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
     "FLUX.1 12B, LoRA": ("flow_grpo_flux_fast", {}),
@@ -60,21 +60,25 @@ class Setting:
     attention: Attention
     compile: Any  # as model.compile
     precision: Precision = "model"  # as rollout.precision
+    cuda_graphs: bool = False  # as rollout.cuda_graphs
 
     def __str__(self) -> str:
-        return f"attention {self.attention}, compile {str(self.compile).lower()}"
+        graphs = ", CUDA graphs" if self.cuda_graphs else ""
+        return f"attention {self.attention}, compile {str(self.compile).lower()}{graphs}"
 
     def of(self, config: RunConfig) -> RunConfig:
         """Return a config with this setting."""
         changes = {"attention": self.attention, "compile": self.compile}
         model = ModelConfig.model_validate({**config.model.model_dump(), **changes})
-        rollout = config.rollout.model_copy(update={"precision": self.precision})
+        own = {"precision": self.precision, "cuda_graphs": self.cuda_graphs}
+        rollout = config.rollout.model_copy(update=own)
         return config.model_copy(update={"model": model, "rollout": rollout})
 
     @classmethod
     def in_config(cls, config: RunConfig) -> Self:
         """Return the setting that a config has."""
-        return cls(config.model.attention, config.model.compile, config.rollout.precision)
+        model, rollout = config.model, config.rollout
+        return cls(model.attention, model.compile, rollout.precision, rollout.cuda_graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,9 @@ def search(config: RunConfig, tried: Callable[[RunConfig], Found | None]) -> Fou
         return None
     compiled = best_of(Setting(plain.setting.attention, mode) for mode in COMPILED)
     both = [one for one in (plain, compiled) if one is not None]
-    best = min(both, key=lambda one: one.sample_seconds(config))
+    graphed = best_of(replace(one.setting, cuda_graphs=True) for one in both)
+    every = both if graphed is None else [*both, graphed]
+    best = min(every, key=lambda one: one.sample_seconds(config))
     tried(replace(best.setting, precision="float8").of(config))
     return best
 
@@ -206,7 +212,7 @@ def try_setting(
         left_out("no time is left")
         return None
     try:
-        require_precision(config)
+        require_rollouts(config)
         measured = measure(config, works_of(config), share, rounds, end)
     except (UserError, RuntimeError, NotImplementedError) as error:  # no such kernel here
         left_out(str(error).partition("\n")[0])
@@ -265,7 +271,8 @@ def _say(line: str) -> None:
 
 
 def _words(setting: Setting) -> list[str]:
-    return [setting.attention, str(setting.compile).lower(), setting.precision]
+    rollout = f"{setting.precision}, graphs" if setting.cuda_graphs else setting.precision
+    return [setting.attention, str(setting.compile).lower(), rollout]
 
 
 def _cells(row: Row, peak: float) -> list[str]:

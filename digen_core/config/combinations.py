@@ -10,6 +10,7 @@ import numpy as np
 
 from digen_core.algorithms.base import Algorithm
 from digen_core.config.model import ModelConfig
+from digen_core.config.parallel import ParallelConfig
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import RewardConfig, relative
 from digen_core.config.rollout import RolloutConfig
@@ -156,6 +157,21 @@ def check_precision(rollout: RolloutConfig, algorithm: Algorithm, prompts: Promp
             f"rollout.precision is {rollout.precision!r}, so that log-probs of samples are not "
             "those of the trained model, but algorithm.correction is 'none', which takes ratios "
             "to them; use 'recompute', for ratios to log-probs of the trainer's own, or 'truncate'."
+        )
+
+
+def check_graphs(rollout: RolloutConfig, parallel: ParallelConfig) -> None:
+    """Refuse CUDA graphs of passes that several members compute together."""
+    together = {
+        "parallel.context_parallel": parallel.context_parallel > 1,
+        "parallel.shard_weights": parallel.shard_weights,
+        "parallel.stages": parallel.has_stages,
+    }
+    named = [name for name, is_used in together.items() if is_used]
+    if rollout.cuda_graphs and named:
+        raise ValueError(
+            f"rollout.cuda_graphs is true, but with {named[0]} the members of a gang compute a "
+            "pass together, which cannot be captured; leave one of the two out."
         )
 
 

@@ -78,6 +78,12 @@ class RolloutConfig(Strict):
     on. Training, evaluations and the reference policy keep model.dtype, so log-probs of samples are
     not those of the trainer: it takes an algorithm.correction. See docs/models.md."""
 
+    cuda_graphs: bool = False
+    """Whether the kernels of a forward pass are launched at once while samples are generated, which
+    pays where a GPU waits for Python: for small fragments and small images. Each shape of a batch
+    is captured when it first comes. Not with context_parallel, shard_weights or stages. See
+    docs/models.md."""
+
     fragment_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Samples of one group denoised together in one batch, a divisor of group_size. auto: the
     largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples

@@ -350,6 +350,7 @@ class RunConfig(Strict):
         combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_precision(self.rollout, self.algorithm, self.prompts)
+        combinations.check_graphs(self.rollout, self.parallel)
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
         keeps_reference = self.keeps_reference
         combinations.check_guidance(self.algorithm, self.model, keeps_reference=keeps_reference)

@@ -16,6 +16,7 @@ from digen_core.gang.sharding import mesh_of, shard
 from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
+from digen_core.models.pipeline.cuda_graphs import graphed_transformers
 from digen_core.models.pipeline.float8 import float8_linears
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
@@ -88,6 +89,7 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
     for transformer in policy.transformers:
         code(transformer, FAMILIES[config.model.family], policy.cuts)
     compile_blocks(policy, config.model)
+    policy.graphed = graphed_transformers(policy, config, lambda: policy.mode)
     if gang.context_parallel > 1:
         settings = policy.pipeline.vae.config, policy.transformer.config
         check_degree(config, gang.size, settings)

@@ -123,7 +123,7 @@ class Policy(Protocol):
         ...
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Run the body in the precision of rollouts; it computes no gradients."""
+        """Run the body as rollouts compute, in their precision; it computes no gradients."""
         ...
 
     def decode(self, x: Tensor) -> Tensor:

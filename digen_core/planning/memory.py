@@ -35,6 +35,7 @@ class Memory:
     offload: frozenset[str]  # parts that are on the device only while they work
     num_shares: int = 1  # of a gang, in which samples and pairs are dealt
     low_precision: int = 0  # of devices that generate: the blocks' layers, in float8 beside weights
+    graphed: bool = False  # a step's memory is kept by CUDA graphs, on devices that generate
     most_decoded: int | None = None  # samples of a fragment; None: all of them
 
     @property
@@ -51,7 +52,7 @@ class Memory:
         decoded = min(fragment_size, self.most_decoded or fragment_size)
         decode = self.decode(decoded) + (self.vae if "vae" in self.offload else 0)
         peak = max(encode, transformer + max(self.step(self._dealt(fragment_size)), decode))
-        return round(CONTEXT_BYTES + self._resident + peak)
+        return round(CONTEXT_BYTES + self._resident + self._kept(fragment_size) + peak)
 
     def trainer(self, pack_size: int) -> int:
         """Return the bytes of a device that trains packs of so many pairs."""
@@ -62,7 +63,11 @@ class Memory:
         """Return the bytes of a device that does either, one after the other."""
         generates = self.rollout(fragment_size) + self.gradient_sum
         trains = self.trainer(pack_size) + self.low_precision + self._resident
-        return max(generates, trains)
+        return max(generates, round(trains + self._kept(fragment_size)))
+
+    def _kept(self, fragment_size: int) -> float:
+        """Return the bytes that CUDA graphs keep; a step of a new shape takes as many beside."""
+        return self.step(self._dealt(fragment_size)) if self.graphed else 0
 
     def _dealt(self, count: int) -> int:
         """Return the most samples or pairs of a share."""

@@ -102,6 +102,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
         offload=frozenset(config.model.offload),
         num_shares=gang.num_shares,
         low_precision=low_precision,
+        graphed=config.rollout.cuda_graphs,
         most_decoded=None if config.is_decoded else SHOWN_SAMPLES,
     )
 

@@ -51,6 +51,7 @@ def check_model(config: RunConfig) -> None:
     check_device(model, here=here)
     if here:
         check_compiler(model)
+        check_graphs(config)
     check_gangs(config)
     if Path(model.source).is_dir() and config.train.lora is not None and config.parallel.has_stages:
         check_targets_of_stages(config, shapes_in_folder(Path(model.source) / "transformer"))
@@ -206,14 +207,31 @@ def check_compiler(model: ModelConfig) -> None:
     Raises:
         ConfigError: it is not there.
     """
-    name = model.device
-    if not model.compile:
-        return
-    if name == "auto":
+    if model.compile:
+        require_compiler(_type_here(model))
+
+
+def check_graphs(config: RunConfig) -> None:
+    """Check that a model on this machine has CUDA graphs, if rollouts are to have them.
+
+    Raises:
+        ConfigError: its device has none.
+    """
+    if config.rollout.cuda_graphs:
         import torch
 
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    require_compiler(name.partition(":")[0])
+        from digen_core.models.pipeline.cuda_graphs import require_graphs
+
+        require_graphs(torch.device(_type_here(config.model)))
+
+
+def _type_here(model: ModelConfig) -> str:
+    """Return the type of the device that a model has on this machine."""
+    if model.device != "auto":
+        return model.device.partition(":")[0]
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(model: ModelConfig, *, here: bool) -> None:

@@ -12,11 +12,13 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.models.loading import build_trainable
+from digen_core.models.pipeline import cuda_graphs
 from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS
+from support.captures import taped
 from support.families import FAMILIES, PUBLISHED, frames_of
 from support.gpu import DEVICES, peak_bytes, relative_error
 
@@ -200,6 +202,23 @@ def tables_of(policy: PipelinePolicy) -> int:
     """Bytes of the positions that Qwen-Image copies from the host, which no CPU has to."""
     is_qwen = policy.config.family == "qwen_image"
     return policy.transformer.pos_embed.pos_freqs.nbytes if is_qwen else 0
+
+
+def test_graphs_compute_the_same(place, monkeypatch):
+    """Also with other weights, which a push writes where they lie. On a CPU a stand-in captures."""
+    if place.device == "cpu":
+        monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: taped)
+    plain = place.build(place.config())
+    graphed = place.build(place.config(rollout={"cuda_graphs": True}))
+    for scale in (1.0, 0.5):
+        for policy in (plain, graphed):
+            for parameter in trainable_parameters(policy).values():
+                parameter.data.mul_(scale)
+        with torch.no_grad():
+            expected = velocity(plain)
+            for _ in range(3):
+                with graphed.sampling():
+                    assert relative_error(velocity(graphed), expected) <= BOUNDS[place.device] / 10
 
 
 def test_kernels_of_attention_agree(place):

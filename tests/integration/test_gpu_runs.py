@@ -21,6 +21,12 @@ def test_weights_equal_the_serial_reference(case, run_layout):
     check_weights(run_layout(case, **{"model.device": "cuda"}))
 
 
+def test_weights_of_a_run_with_cuda_graphs_equal_the_serial_reference(run_layout):
+    """Versions of stale groups are side by side, each with graphs of its own."""
+    case = Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0)
+    check_weights(run_layout(case, **{"model.device": "cuda", "rollout.cuda_graphs": True}))
+
+
 @pytest.mark.parametrize("family", ["sd3", "wan"])
 def test_weights_of_a_family_equal_the_serial_reference(family, tiny_families, run_layout):
     model = {"family": family, "path": tiny_families[family], "height": HEIGHT, "width": WIDTH}

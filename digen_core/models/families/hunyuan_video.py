@@ -3,6 +3,7 @@
 Wraps diffusers' HunyuanVideoPipeline; the denoising loop is ours.
 """
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -140,6 +141,12 @@ class HunyuanVideoPolicy(HunyuanPolicy):
             "mask": (length,),
             "pooled": (settings.pooled_projection_dim,),
         }
+
+    @property
+    def mode(self) -> Hashable:
+        """Whether blocks mask text."""
+        masked: int = self.transformer.masked_text
+        return masked
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, z, F, h, w]."""

@@ -72,7 +72,12 @@ class Float8Linear(nn.Linear):
         gathered.
         """
         if not isinstance(self.weight, DTensor) and self._made_of != self.weight._version:
-            self.rows, self.scales = in_float8(self.weight)
+            rows, scales = in_float8(self.weight)
+            if self.rows is None or self.scales is None:
+                self.rows, self.scales = rows, scales
+            else:  # CUDA graphs read them where they lie
+                self.rows.copy_(rows)
+                self.scales.copy_(scales)
             self._made_of = self.weight._version
 
     def forward(self, x: Tensor) -> Tensor:

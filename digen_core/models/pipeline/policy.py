@@ -9,8 +9,8 @@ Axes: B samples, C channels, F frames, H height, W width.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -32,6 +32,7 @@ from digen_core.models.experts import transformer_of, transformers_in
 from digen_core.models.image_size import require_multiples
 from digen_core.models.offload import on_device
 from digen_core.models.pipeline.conditions import rows_of
+from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, launching_graphs
 from digen_core.models.pipeline.family import FamilyPipeline
 from digen_core.models.pipeline.float8 import Float8Linear, computing_in_float8
 from digen_core.models.pipeline.guidance import GuidedVelocities
@@ -58,6 +59,7 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         self.whole: Mapping[str, Tensor] | None = None
         self.cuts = CodedCuts(config.cuts)
         self.float8: tuple[Float8Linear, ...] = ()  # layers that generate in float8
+        self.graphed: tuple[GraphedTransformer, ...] = ()  # those that generate by CUDA graphs
         if config.vae_tiling:
             pipeline.vae.enable_tiling()
         if config.vae_slicing:
@@ -214,9 +216,16 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
             )
         return sigmas
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Run the body in the precision of rollouts; it computes no gradients."""
-        return computing_in_float8(self.float8)
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Run the body as rollouts compute, in their precision; it computes no gradients."""
+        with computing_in_float8(self.float8), launching_graphs(self.graphed):
+            yield
+
+    @property
+    def mode(self) -> Hashable:
+        """What a pass depends on beside its arguments, its weights and which adapter is active."""
+        return None
 
     def predicted(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return one forward pass in ``latent_dtype``, whoever holds the blocks."""

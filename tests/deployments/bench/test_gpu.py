@@ -71,11 +71,13 @@ def test_every_family_is_measured_with_every_kernel(config_file, family, capsys,
     rows = rows_in(out)
     tried = {row[1] for row in rows}
     assert tried == {*FAMILY_ROWS[family].attention} - {"math"}
-    native = [row[4:6] for row in rows if row[1] == "native" and row[3] == "model"]
+    native = [row for row in rows if row[1] == "native" and row[3] == "model"]
     works = [["step", "1"], ["step", "4"], ["pack", "1"], ["pack", "2"]]
-    assert native == works
-    assert all(float(row[6]) > 0 and row[8].endswith("%") for row in rows if row[1] == "native")
+    assert [row[4:6] for row in native] == works
+    assert all(float(row[6]) > 0 and row[8].endswith("%") for row in native)
     assert [row[4:6] for row in rows if row[3] == "float8"] == works, "of the best kernel"
+    graphs = next(row for row in rows if row[3] == "model, graphs")
+    assert graphs[4].startswith("left out: rollout.cuda_graphs is true, which takes a GPU")
     if "cudnn" in tried:
         assert "needs a CUDA device" in next(row for row in rows if row[1] == "cudnn")[4]
     assert f"{file}: attention " in out.splitlines()[-1]
@@ -193,8 +195,11 @@ def rows(step: float, pack: float) -> list[Row]:
     return [Row("step", 1, step, 1e12), Row("pack", 1, 9.0, 1e12), Row("pack", 4, pack, 4e12)]
 
 
-def searched(seconds: dict) -> Found | None:
-    """Search where settings have the given seconds of a step and a pack of 4; others fail."""
+def searched(seconds: dict, graphs: float = 1.0) -> Found | None:
+    """Search where settings have the given seconds of a step and a pack of 4; others fail.
+
+    With CUDA graphs a step takes ``graphs`` times as long.
+    """
     asked = []
 
     def tried(config):
@@ -203,6 +208,8 @@ def searched(seconds: dict) -> Found | None:
         found = seconds.get((setting.attention, setting.compile))
         if setting.precision == "float8":
             found = 0.01, 0.01  # never chosen
+        elif setting.cuda_graphs and found:
+            found = graphs * found[0], found[1]
         return found and Found(setting, rows(*found))
 
     found = search(config_of("flow_grpo_flux_fast", "cpu"), tried)
@@ -224,8 +231,11 @@ def test_the_best_kernel_is_then_compiled():
     found = searched(seconds)
     assert found.setting == Setting("cudnn", compile=True)
     assert found.best("pack").items == 4
+    assert searched(seconds, 1.1).setting == Setting("cudnn", compile=True)
+    assert searched(seconds, 0.5).setting == Setting("cudnn", compile=True, cuda_graphs=True)
     seconds["cudnn", True] = seconds["cudnn", autotuned] = (3.0, 6.0)
     assert searched(seconds).setting == Setting("cudnn", compile=False)
+    assert searched(seconds, 0.5).setting == Setting("cudnn", compile=False, cuda_graphs=True)
     assert searched({}) is None
 
 

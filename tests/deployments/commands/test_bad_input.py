@@ -455,6 +455,14 @@ SETTINGS = {
         "--model.compile true --model.dtype bfloat16",
         "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
     ),
+    "graphs on a cpu": (
+        "--rollout.cuda-graphs true --model.device cpu",
+        "rollout.cuda_graphs is true, which takes a GPU, but samples would be generated on a cpu",
+    ),
+    "graphs of members that compute together": (
+        "--rollout.cuda-graphs true --parallel.stages 2",
+        "rollout.cuda_graphs is true, but with parallel.stages the members of a gang compute a",
+    ),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "no such model folder": ("--model.path a/b/c", "model.path a/b/c is neither a folder (seen"),
     "model path that is a file": ("--model.path job.toml", "model.path job.toml is a file"),

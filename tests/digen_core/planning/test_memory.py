@@ -238,6 +238,22 @@ def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
     assert held == found.low_precision
 
 
+def test_cuda_graphs_keep_a_step_on_devices_that_generate(tiny_families):
+    folder = Path(tiny_families["sd3"])
+    plain, graphed = (
+        memory_of(config_of("sd3", rollout={"cuda_graphs": on}), folder) for on in (False, True)
+    )
+    assert graphed == replace(plain, graphed=True)
+    step = graphed.step(2)
+    assert step > 0
+    assert graphed.rollout(2) == pytest.approx(plain.rollout(2) + step, abs=1)
+    assert graphed.trainer(2) == plain.trainer(2)
+    generates = plain.rollout(2) + plain.gradient_sum
+    trains = plain.both(2, 64)
+    assert trains > generates
+    assert graphed.both(2, 64) == pytest.approx(trains + step, abs=1)
+
+
 @pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
 def test_of_equal_blocks_a_few_are_counted(tiny_families, tmp_path, family, train, monkeypatch):
     peak, calls = FakeModules.peak, []

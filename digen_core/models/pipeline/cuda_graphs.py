@@ -1,0 +1,229 @@
+"""CUDA graphs of forward passes, for rollouts: all kernels of a pass are launched at once.
+
+A pass of few samples is computed sooner than Python launches its kernels, so the device waits. A
+graph is captured for each shape, adapter and expert, and computes with the same kernels what was
+captured: numbers are those of the pass itself. It reads weights where they lay then, so a push,
+which writes into them, is seen; where they lie elsewhere since, it is captured again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.models.experts import transformers_in
+from digen_core.models.policy import Policy
+
+MOST_GRAPHS: Final = 32
+"""Graphs of a transformer that are kept, those used last: each holds its inputs and its result."""
+
+
+class Capture(Protocol):
+    """A way to capture what a function computes."""
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
+        """Return the function's result, and what computes it again, into the same tensors."""
+        ...
+
+
+class DeviceCapture:
+    """The graphs of a device, which share one pool of memory: only one of them ever runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.Stream | None = None
+        self._pool: tuple[int, int] | None = None
+
+    def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
+        """Capture a function whose kernels were all loaded before, as by running it once.
+
+        Raises:
+            ConfigError: the device has no graphs.
+            RuntimeError: it does what cannot be captured, such as waiting for the device.
+        """
+        require_graphs(self._device)
+        self._stream = self._stream or torch.Stream(self._device)
+        # threads that receive a push may ask for memory meanwhile
+        graph = torch.accelerator.Graph(pool=self._pool, capture_error_mode="thread_local")
+        with self._stream, graph:
+            result = run()
+        self._pool = graph.pool()
+        return result, graph.replay
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A captured pass: what it is given, what it reads beside that, and its result."""
+
+    inputs: list[Tensor]
+    read: list[Tensor]  # weights and tables; they are kept as long as the graph is
+    places: list[int]  # where they lay
+    result: Any
+    launch: Callable[[], object]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that it reads lies where it lay."""
+        places = zip(self.read, self.places, strict=True)
+        return all(own.data_ptr() == place for own, place in places)
+
+    def compute(self, inputs: Sequence[Tensor]) -> Any:
+        """Return the result for other numbers."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.launch()
+        return pytree.tree_map_only(Tensor, Tensor.clone, self.result)
+
+
+class GraphedTransformer:
+    """The forward passes of a transformer, captured and launched while ``is_on``.
+
+    It takes the place of the transformer's ``forward``.
+    """
+
+    def __init__(
+        self, transformer: nn.Module, mode: Callable[[], Hashable], capture: Capture
+    ) -> None:
+        """Take the place of a transformer's ``forward``.
+
+        Args:
+            transformer: with its adapters attached.
+            mode: what a pass depends on beside its arguments, its weights and which adapter is
+                active.
+            capture: of its device.
+        """
+        self.is_on = False
+        self._forward, self._mode, self._capture = transformer.forward, mode, capture
+        adapted = (own for own in transformer.modules() if isinstance(own, LoraLayer))
+        self._adapted = next(adapted, None)  # all have the same adapter active
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        transformer.forward = self
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """Return what the transformer's ``forward`` returns."""
+        if not self.is_on:
+            return self._forward(*arguments, **settings)
+        leaves, form = pytree.tree_flatten((arguments, settings))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = (form, *map(_described, leaves), self._active, self._mode())
+        if key in self._graphs and self._graphs[key].is_current:
+            self._graphs.move_to_end(key)
+            return self._graphs[key].compute(inputs)
+        self._graphs.pop(key, None)
+        result = self._forward(*arguments, **settings)  # compiles, and makes tables to keep
+        while len(self._graphs) >= MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        self._graphs[key] = self._captured(leaves, form)
+        return result
+
+    @property
+    def _active(self) -> Hashable:
+        layer = self._adapted
+        return layer and (tuple(layer.active_adapters), layer.disable_adapters)
+
+    def _captured(self, leaves: Sequence[Any], form: Any) -> _Graph:
+        own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        inputs = [leaf for leaf in own if isinstance(leaf, Tensor)]
+        arguments, settings = pytree.tree_unflatten(own, form)
+        reads = _Reads(inputs)
+        with reads:
+            self._forward(*arguments, **settings)
+        read = [*reads.found]
+        try:
+            result, launch = self._capture(lambda: self._forward(*arguments, **settings))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigError(
+                "rollout.cuda_graphs is true, but a pass of this model cannot be captured: "
+                f"{str(error).partition(chr(10))[0]}; set it to false"
+            ) from error
+        return _Graph(inputs, read, [each.data_ptr() for each in read], result, launch)
+
+
+class _Reads(TorchDispatchMode):
+    """The tensors that the body reads and does not make: weights, and tables that it keeps."""
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._made = WeakIdKeyDictionary(dict.fromkeys(given, True))
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), settings: Any = None
+    ) -> Any:
+        """Compute, and look at what was read and made."""
+        settings = settings or {}
+        for own in _tensors((arguments, settings)):
+            if own not in self._made:
+                self.found[own] = True
+        result = function(*arguments, **settings)
+        for own in _tensors(result):
+            if own not in self.found:  # an operation in place returns what it was given
+                self._made[own] = True
+        return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _described(leaf: Any) -> Hashable:
+    """Return what a graph of a pass with this argument cannot do without, and not its numbers."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
+    described: Hashable = leaf
+    return described
+
+
+def graphed_transformers(
+    policy: Policy, config: RunConfig, mode: Callable[[], Hashable]
+) -> tuple[GraphedTransformer, ...]:
+    """Let the transformers of a policy that generate have graphs.
+
+    Args:
+        policy: with what is trained attached.
+        config: of the run; without ``rollout.cuda_graphs`` there are none.
+        mode: what a pass depends on beside its arguments, its weights and which adapter is active.
+    """
+    if not config.rollout.cuda_graphs or policy.device.type == "meta":
+        return ()
+    capture = DeviceCapture(policy.device)
+    generating = transformers_in(policy.transformer)
+    return tuple(GraphedTransformer(own, mode, capture) for own in generating)
+
+
+@contextmanager
+def launching_graphs(transformers: Sequence[GraphedTransformer]) -> Iterator[None]:
+    """Run the body, which computes no gradients, with passes that are captured."""
+    for own in transformers:
+        own.is_on = True
+    try:
+        yield
+    finally:
+        for own in transformers:
+            own.is_on = False
+
+
+def require_graphs(device: torch.device) -> None:
+    """Check that a device has graphs.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if device.type not in ("cpu", "meta"):
+        return
+    raise ConfigError(
+        "rollout.cuda_graphs is true, which takes a GPU, but samples would be generated on a "
+        f"{device.type} device; use false"
+    )

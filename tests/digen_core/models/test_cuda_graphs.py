@@ -1,0 +1,317 @@
+"""CUDA graphs of forward passes: what they compute, when they are captured, what cannot be.
+
+Here a capture is one of tensor operations: like a GPU's it takes no other way than that of the
+first numbers, and reads weights where they lay.
+"""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
+from digen_core.models.loading import prepare
+from digen_core.models.offload import off_device
+from digen_core.models.pipeline import cuda_graphs
+from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, require_graphs
+from digen_core.models.trainable import set_weights
+from digen_core.models.versions import versions_of
+from support.captures import taped
+from support.families import FAMILIES, MODELS, family_of, load_tiny, sliced
+from support.tiny_policies import moved_weights
+
+
+@pytest.fixture
+def captured(monkeypatch) -> list[object]:
+    """The passes that are captured, as a GPU would."""
+    found = []
+
+    def capture(run):
+        found.append(run)
+        return taped(run)
+
+    monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: capture)
+    return found
+
+
+def prepared(folder, model, *, dtype="float64", graphs=True, lora=True, **rollout):
+    policy = load_tiny(folder, model, dtype)
+    tree = {
+        "model": {"family": family_of(model), "path": folder, "dtype": dtype, "device": "cpu"},
+        "rollout": {"cuda_graphs": graphs, **rollout},
+        "train": {"lora": {"rank": 4} if lora else None},
+    }
+    if rollout:
+        tree["algorithm"] = {"correction": "recompute"}
+    prepare(policy, RunConfig.model_validate(tree))
+    return policy
+
+
+@torch.no_grad()
+def sampled(policy, count=2, seed=0, sigma=0.5, condition=None):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, *policy.latent_shape, generator=generator, dtype=torch.float64)
+    if condition is None:
+        condition = noise_condition(policy, count, seed)
+    with policy.sampling():
+        return policy.velocity(x.to(policy.latent_dtype), torch.full((count,), sigma), condition)
+
+
+def noise_condition(policy, count, seed=0):
+    """Texts of noise, of which none is padded."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(value.shape, generator=generator).to(value.dtype)
+        if value.is_floating_point()
+        else torch.ones_like(value)
+        for name, value in policy.blank_condition(count).items()
+    }
+
+
+@pytest.mark.parametrize("model", sliced(MODELS))
+def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
+    """Of other noise, levels, texts, weights, adapters and batches, to the last bit."""
+    plain, graphed = (prepared(tiny_families[model], model, graphs=on) for on in (False, True))
+
+    def compare(num_captured, **given):
+        assert torch.equal(sampled(graphed, **given), sampled(plain, **given))
+        assert len(captured) == num_captured
+
+    experts = set()
+    for seed, sigma in ((0, 0.5), (1, 0.5), (2, 0.95), (3, 0.95), (2, 0.1)):
+        experts.add(sigma >= getattr(plain.transformer, "boundary", 0))
+        compare(len(experts), seed=seed, sigma=sigma)
+    start = len(captured)
+    weights = [moved_weights(plain, seed, scale=0.1) for seed in range(3)]
+    for policy in (plain, graphed):
+        set_weights(policy, weights[0])
+    compare(start, seed=4)
+    compare(start + 1, count=1)
+    compare(start + 1, count=2)
+    stores = [versions_of(policy) for policy in (plain, graphed)]
+    for version in (1, 2):
+        for store in stores:
+            store.hold(version, weights[version])
+    for version, expected in ((1, 2), (2, 3), (1, 3), (2, 3)):
+        for store in stores:
+            store.activate(version)
+        compare(start + expected, seed=version)
+    with torch.no_grad():  # training and evaluations run the pass itself
+        x = torch.zeros(3, *graphed.latent_shape, dtype=torch.float64)
+        graphed.velocity(x, torch.full((3,), 0.5), graphed.blank_condition(3))
+    assert len(captured) == start + 3
+
+
+@pytest.mark.parametrize("precision", ["model", "float8"])
+def test_all_weights_are_read_as_they_are(tiny_families, captured, precision):
+    """Also those that rollouts have in float8, which are rounded anew after a push."""
+    plain, graphed = (
+        prepared(tiny_families["sd3"], "sd3", graphs=on, lora=False, precision=precision)
+        for on in (False, True)
+    )
+    for seed in range(3):
+        weights = moved_weights(plain, seed, scale=0.01)
+        for policy in (plain, graphed):
+            set_weights(policy, weights)
+        assert torch.equal(sampled(graphed, seed=seed), sampled(plain, seed=seed))
+    assert len(captured) == 1
+
+
+def test_weights_that_lie_elsewhere_are_captured_again(tiny_families, captured):
+    graphed = prepared(tiny_families["flux"], "flux")
+    expected = sampled(graphed)
+    with off_device([graphed.transformer], torch.device("cpu")):
+        pass
+    plain = prepared(tiny_families["flux"], "flux", graphs=False)
+    weights = moved_weights(plain, 1, scale=0.1)
+    for policy in (plain, graphed):
+        set_weights(policy, weights)
+    found = sampled(graphed)
+    assert torch.equal(found, sampled(plain))
+    assert not torch.equal(found, expected)
+    assert len(captured) == 2
+    assert torch.equal(sampled(graphed), found)
+    assert len(captured) == 2
+
+
+def test_text_that_is_masked_is_another_pass(tiny_families, captured):
+    """HunyuanVideo's blocks mask it, or not, though the arguments look alike."""
+    model = "hunyuan_video"
+    plain, graphed = (prepared(tiny_families[model], model, graphs=on) for on in (False, True))
+    masked = noise_condition(plain, 2)
+    masked["mask"] = torch.arange(masked["mask"].shape[1]).expand(2, -1) < 3
+    for number in (1, 2):
+        whole = {name: value for name, value in masked.items() if name != "mask"}
+        found = [sampled(graphed, condition=own) for own in (masked, whole)]
+        assert not torch.equal(*found)
+        for velocity, own in zip(found, (masked, whole), strict=True):
+            assert torch.equal(velocity, sampled(plain, condition=own))
+        assert len(captured) == 2, number
+
+
+class OnTheHost(TorchDispatchMode):
+    """The operations of a body for which a device has to wait for the host, or it for the device.
+
+    The body computes on the meta device, and has no numbers. A number of its own that the host
+    passes to a kernel is captured with it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        tensors = pytree.tree_leaves((arguments, keywords, result))
+        tensors = [own for own in tensors if isinstance(own, torch.Tensor)]
+        places = {own.device.type for own in tensors if own.ndim or "copy" in str(function)}
+        if len(places) > 1:
+            self.found.append(str(function))
+        return result
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
+    """The second one: the first puts tables where the device is."""
+    policy = prepared(tiny_families[model], model, graphs=False)
+    condition = policy.blank_condition(2)
+    for own in policy.transformers:
+        own.to("meta")
+    policy.device = torch.device("meta")
+    meta = {name: value.to("meta") for name, value in condition.items()}
+    x = torch.empty(2, *policy.latent_shape, device="meta")
+    looks = []
+
+    def look(forward):
+        def looked(*arguments, **keywords):
+            looks.append(OnTheHost())
+            with looks[-1]:
+                return forward(*arguments, **keywords)
+
+        return looked
+
+    for own in policy.transformers:
+        own.forward = look(own.forward)
+    with torch.no_grad():
+        for _ in range(2):
+            policy.velocity(x, torch.empty(2, device="meta"), meta)
+    assert len(looks) == 2
+    assert looks[1].found == []
+
+
+def test_what_makes_a_device_wait_is_seen():
+    with OnTheHost() as look:
+        torch.ones(3).to("meta")
+    assert look.found == ["aten._to_copy.default"]
+
+
+# --- which are kept ---------------------------------------------------------------------------
+
+
+class Doubling(torch.nn.Module):
+    """Twice its input, and how often that was computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x, *, scale=2.0):
+        self.count += 1
+        return (scale * x,)
+
+
+def graphed_doubling(capture=taped, mode=lambda: None):
+    module = Doubling()
+    graphed = GraphedTransformer(module, mode, capture)
+    graphed.is_on = True
+    return module, graphed
+
+
+def test_the_graphs_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
+    module, _ = graphed_doubling()
+    for size, is_new in ((1, True), (2, True), (1, False), (3, True), (1, False), (2, True)):
+        before = module.count
+        x = torch.rand(size)
+        assert torch.equal(module(x)[0], 2 * x)
+        assert (module.count > before) == is_new, size
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from([(2,), (3,), (2, 3)]),
+            st.sampled_from([1.0, 2.0]),
+            st.sampled_from([torch.float32, torch.float64]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_each_call_gets_its_own_result(calls):
+    """Whatever came before; a result stays what it is when the graph is launched again."""
+    module, graphed = graphed_doubling()
+    found = []
+    for index, (shape, scale, dtype, is_on) in enumerate(calls):
+        graphed.is_on = is_on
+        x = torch.full(shape, float(index), dtype=dtype)
+        found.append((module(x, scale=scale)[0], scale * x))
+    for result, expected in found:
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
+
+
+def test_what_a_pass_depends_on_beside_its_arguments_is_told_apart():
+    modes = iter("aabb")
+    module, _ = graphed_doubling(mode=lambda: next(modes))
+    counts = []
+    for _ in range(4):
+        module(torch.ones(1))
+        counts.append(module.count)
+    assert counts[0] == counts[1] < counts[2] == counts[3]
+
+
+def test_what_cannot_be_captured_is_told_in_a_line():
+    def failing(run):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    module, _ = graphed_doubling(failing)
+    with pytest.raises(ConfigError, match=r"cannot be captured: .*capturing; set it to false$"):
+        module(torch.ones(1))
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_model():
+    def failing(run):
+        raise torch.OutOfMemoryError("no more")
+
+    module, _ = graphed_doubling(failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        module(torch.ones(1))
+
+
+# --- where there are none ---------------------------------------------------------------------
+
+
+def test_a_cpu_has_none(tiny_families):
+    with pytest.raises(ConfigError, match=r"takes a GPU, but samples would be .* on a cpu device"):
+        require_graphs(torch.device("cpu"))
+    with pytest.raises(ConfigError, match="takes a GPU"):
+        sampled(prepared(tiny_families["sd3"], "sd3"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_the_key_there_are_none(tiny_families, family):
+    assert prepared(tiny_families[family], family, graphs=False).graphed == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("context_parallel", 2), ("shard_weights", True), ("stages", 2)]
+)
+def test_they_are_not_for_members_that_compute_together(key, value):
+    tree = {"rollout": {"cuda_graphs": True}, "parallel": {key: value}}
+    with pytest.raises(ValueError, match=f"cuda_graphs is true, but with parallel.{key} "):
+        RunConfig.model_validate(tree)
