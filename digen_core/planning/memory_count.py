@@ -5,6 +5,7 @@ their workers do: `tasks/worker/engine.py`, `digen_core/models/versions.py`, and
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -139,10 +140,11 @@ class _Peaks:
         self._join(config, gang)
         self._fake.change(lambda: refresh(policy.float8))  # it is held, no part of a peak
         shares = gang.num_shares
-        self.step = self._line(self._step, ceil(config.fragment_size / shares))
+        by_few = not (gang.shards_weights or gang.stages > 1)  # shared blocks know of each other
+        self.step = self._line(self._step, ceil(config.fragment_size / shares), by_few=by_few)
         most = config.fragment_size if config.is_decoded else SHOWN_SAMPLES
-        self.decode = self._line(self._decode, min(most, config.fragment_size))
-        self.pack = self._line(self._pack, ceil(config.train.pack_size / shares))
+        self.decode = self._line(self._decode, min(most, config.fragment_size), by_few=False)
+        self.pack = self._line(self._pack, ceil(config.train.pack_size / shares), by_few=by_few)
 
     def _join(self, config: RunConfig, gang: Gang) -> None:
         """Share the model with a gang, as ``prepare`` does where tensors are real."""
@@ -153,23 +155,29 @@ class _Peaks:
             mesh = mesh_of(gang, policy.device)
             self._fake.change(lambda: shard_weights(policy, mesh))
 
-    def _line(self, work: Callable[[int], None], most: int) -> Linear:
-        """Return a line that is nowhere too low between the two: the peak is a convex function."""
+    def _line(self, work: Callable[[int], None], most: int, *, by_few: bool) -> Linear:
+        """Return a line that is nowhere too low between the two: the peak is a convex function.
+
+        Args:
+            work: a pass of so many items.
+            most: items.
+            by_few: count it with few of the blocks.
+        """
         if not self._computes:
             return Linear()
-        one = self._peak(lambda: work(1))
+        one = self._peak(partial(work, 1), by_few=by_few, is_first=True)
         if most == 1:
             return Linear(per_item=one)
         # the first pass may leave something behind that the second then does not need
-        slope = max(self._peak(lambda: work(most)) - one, 0) / (most - 1)
+        slope = self._peak(partial(work, most), by_few=by_few, is_first=False) - one
+        slope = max(slope, 0) / (most - 1)
         return Linear(fixed=max(one - slope, 0), per_item=slope)
 
-    def _peak(self, work: Callable[[], None]) -> int:
-        """Return the peak of a pass, of few blocks where each is held as a whole."""
-        gang = self._policy.gang
-        if gang.shards_weights or gang.stages > 1:  # blocks know of each other
+    def _peak(self, work: Callable[[], None], *, by_few: bool, is_first: bool) -> int:
+        if not by_few:
             return self._fake.peak(work)
-        return with_few_blocks(self._policy, lambda: self._fake.peak(work), first_differs=True)
+        measured = partial(self._fake.peak, work)
+        return with_few_blocks(self._policy, measured, first_differs=is_first)
 
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
