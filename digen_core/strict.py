@@ -3,10 +3,17 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic import GetJsonSchemaHandler as GetJson
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -18,6 +25,39 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_for_numbers(cls, tree: object) -> object:
+        """Refuse true and false where numbers belong: Python would take them for 1 and 0."""
+        for name, value in tree.items() if isinstance(tree, dict) else ():
+            truth = next((own for own in _leaves(value) if isinstance(own, bool)), None)
+            if truth is not None and name in cls.model_fields and _is_of_numbers(cls, name):
+                raise PydanticCustomError(NO_NUMBER, "must be a number", {"of": name, "got": truth})
+        return tree
+
+
+NO_NUMBER: Final = "no_number"
+"""The type of a table's mistake that one of its values is true or false and not a number."""
+
+
+@cache
+def _is_of_numbers(model: type[BaseModel], field: str) -> bool:
+    """Say whether numbers are values of a field, and true and false are not."""
+    kinds, found = [model.model_fields[field].annotation], set[object]()
+    while kinds:
+        kind = kinds.pop()
+        found.add(kind)
+        kinds += get_args(kind)
+    return not found.isdisjoint({int, float}) and found.isdisjoint({bool, object, Any})
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from digen_core.inputs.reading import (
     read_toml,
     shown,
 )
+from digen_core.strict import NO_NUMBER
 
 CONFIG_OF_RUN = "config.json"  # in the folder of a run
 _LONG: Final = 100  # characters of what is no typo
@@ -149,7 +150,7 @@ def describe(error: ValidationError) -> str:
     for item in error.errors():
         if item["type"] == "default_factory_not_called":  # of a table with another mistake in it
             continue
-        parts, kind = without_type(item["loc"])
+        parts, kind = without_type(_place(item))
         location = _location(parts)
         if item["type"] == "extra_forbidden":
             hint = unknown_option(parts, kind) if kind else suggestion(location)
@@ -172,11 +173,20 @@ def describe(error: ValidationError) -> str:
         else:
             message = message.replace("Input should be", "must be")
             problems[key] = list(dict.fromkeys([*problems.get(key, []), message]))
-            values[key] = _got(item["input"], item.get("ctx", {}).get("expected", ""))
+            values[key] = _got(_given(item), item.get("ctx", {}).get("expected", ""))
     return "; ".join(
         key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
         for key, messages in problems.items()
     )
+
+
+def _place(item: ErrorDetails) -> tuple[int | str, ...]:
+    """Return where a mistake is, also one that its table found."""
+    return (*item["loc"], item["ctx"]["of"]) if item["type"] == NO_NUMBER else item["loc"]
+
+
+def _given(item: ErrorDetails) -> object:
+    return item["ctx"]["got"] if item["type"] == NO_NUMBER else item["input"]
 
 
 def _message(item: ErrorDetails) -> str:
@@ -205,7 +215,7 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
     for item in error.errors():
         if item["type"] == "too_short" and item["loc"] in above:  # it counts those that are right
             continue
-        key = ".".join(str(part) for part in item["loc"])
+        key = ".".join(str(part) for part in _place(item))
         message = _message(item).replace("Input should be", "must be")
         if item["type"] == "extra_forbidden":
             name = ".".join(part for part in item["loc"] if isinstance(part, str))
@@ -214,7 +224,7 @@ def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
         elif item["type"] == "missing":
             problems.append(f"{key} is missing")
         else:
-            problems.append(f"{key}: {message}{_got(item['input'], '')}" if key else message)
+            problems.append(f"{key}: {message}{_got(_given(item), '')}" if key else message)
     return "; ".join(problems)
 
 

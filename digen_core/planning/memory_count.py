@@ -169,8 +169,8 @@ class _Peaks:
         if most == 1:
             return Linear(per_item=one)
         # the first pass may leave something behind that the second then does not need
-        slope = self._peak(partial(work, most), by_few=by_few, is_first=False) - one
-        slope = max(slope, 0) / (most - 1)
+        last = self._peak(partial(work, most), by_few=by_few, is_first=False)
+        slope = max(last - one, 0) / (most - 1)
         return Linear(fixed=max(one - slope, 0), per_item=slope)
 
     def _peak(self, work: Callable[[], None], *, by_few: bool, is_first: bool) -> int:

@@ -193,6 +193,8 @@ class Scenario(Strict):
         asked = Counter(link.sites for link in self.links)
         if twice := [sorted(pair) for pair, number in asked.items() if number > 1]:
             raise ValueError(f"links: {twice[0]} are linked more than once; leave one link")
+        if self.sent != Sent() and not self.links:
+            raise ValueError("sent has bytes, but no links have to carry them; give links, or none")
         return self
 
     def scaled(self, factor: float) -> "Scenario":

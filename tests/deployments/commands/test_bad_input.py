@@ -455,6 +455,15 @@ SETTINGS = {
         "--model.compile true --model.dtype bfloat16",
         "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
     ),
+    "true for a number": (
+        "--num-iterations true",
+        "num_iterations: must be a number (got True)",
+    ),
+    "true among numbers": ("--train.betas [0.9,true]", "train.betas: must be a number (got True)"),
+    "true in place of a word or a number": (
+        "--rollout.fragment-size true",
+        "rollout.fragment_size: must be a number (got True)",
+    ),
     "graphs on a cpu": (
         "--rollout.cuda-graphs true --model.device cpu",
         "rollout.cuda_graphs is true, which takes a GPU, but samples would be generated on a cpu",

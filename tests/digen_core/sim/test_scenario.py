@@ -108,6 +108,8 @@ def test_colocated_devices_are_those_of_the_inventory(scenario):
         ("group_steps = [41]", "group_steps has 41; use at most steps (40), and as many that one"),
         ("group_steps = [1]", "group_steps has 1; use at most steps (40), and as many that one is"),
         ("push = 'soon'", "push: must be a valid number"),
+        ("devices = true", "devices: must be a number (got True)"),
+        ("sent = {version = 1e9}", "sent has bytes, but no links have to carry them; give links"),
         ("jitter = nan", "jitter: must be a finite number (got nan)"),
         ("prompts = ", "is not valid TOML"),
     ],
