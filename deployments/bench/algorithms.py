@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from deployments.views.terminal import borderless, terminal
@@ -80,7 +80,8 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int], metric: 
     title = f"mean {metric} of held-out prompts, {samples} samples"
     table = borderless(title)
     table.add_column("algorithm", no_wrap=True)
-    for heading in ("before", *(f"seed {seed}" for seed in seeds), "mean change", "least change"):
+    of_changes = ("mean change", "least change", "deviation of changes")
+    for heading in ("before", *(f"seed {seed}" for seed in seeds), *of_changes):
         table.add_column(heading, justify="right")
     for name, row in zip(names, rows, strict=True):
         changes = [after - before for before, after in row]
@@ -90,6 +91,7 @@ def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int], metric: 
             *(f"{after:.3f}" for _, after in row),
             f"{fmean(changes):+.3f}",
             f"{min(changes):+.3f}",
+            f"{stdev(changes):.3f}" if len(changes) > 1 else "",
         )
     console.print(table)
 
