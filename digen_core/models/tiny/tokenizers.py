@@ -58,11 +58,11 @@ def t5_tokenizer() -> T5Tokenizer:
 
 
 def gemma_tokenizer() -> GemmaTokenizer:
-    """Return Gemma's tokenizer, with a token per printable ASCII letter, else per byte."""
+    """Return Gemma's tokenizer: a mark of the beginning, then a token per ASCII letter or byte."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     letters = ["\n", "▁", *(chr(code) for code in range(33, 127))]
     pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
-    return GemmaTokenizer(vocab=_numbered(pieces))
+    return GemmaTokenizer(vocab=_numbered(pieces), add_bos_token=True)
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
