@@ -1,5 +1,7 @@
 """Adaptive staleness in whole runs: the clip decides how many groups are stale."""
 
+from dataclasses import replace
+
 import pytest
 
 from support.layout_runs import Case, check_weights
@@ -36,7 +38,8 @@ def test_what_is_clipped_makes_fewer_groups_stale(run_layout):
 def test_the_oldest_versions_are_given_up_first(run_layout):
     changes = {"algorithm.clip_range": 1e-9, "schedule.max_stale_clipped": 0.2}
     changes |= {"schedule.max_staleness": 2}
-    found = run_layout(CASE, num_iterations=8, **changes)
+    training_waits = replace(CASE, workers=(3, 1), pack=1)  # with many tasks: others run ahead
+    found = run_layout(training_waits, num_iterations=8, **changes)
     check_weights(found, version=8)
     rows = rows_of(found)
     limits = [(row[MOST], row[OLDEST]) for row in rows]

@@ -47,9 +47,10 @@ def check_resume(runs_dir: Path, config: RunConfig, promised: int | None, run_di
         assert version >= (promised or 0), f"version {promised} was promised"
         for checkpoint in checkpoints_in(left / CHECKPOINTS_OF_RUN):
             assert read_checkpoint(checkpoint).version <= version
+        newest = max(_with_trajectories(left), default=-1)
         discard(left, resumption)
     _check_iterations(left, config, resumption)
-    _check_kept(left, resumption.num_iterations)
+    _check_kept(left, resumption.num_iterations, newest)
     _check_told(left, resumption)
     _check_versions(left, version, resumption)
     _check_exports(left, run_dir)
@@ -75,8 +76,16 @@ def _check_iterations(left: Path, config: RunConfig, resumption: Resumption) -> 
     assert all(report.version <= version for report in evaluations_of(left).values())
 
 
-def _check_kept(left: Path, num_iterations: int) -> None:
-    """Images and trajectories are those of the rows, each of them once and whole."""
+def _with_trajectories(left: Path) -> list[int]:
+    return [int(path.name[-6:]) for path in sorted(left.glob("trajectories/iteration-*"))]
+
+
+def _check_kept(left: Path, num_iterations: int, newest: int) -> None:
+    """Images and trajectories are those of the rows, each of them once and whole.
+
+    Trajectories are of the last two iterations. Where later ones than the checkpoint's were
+    published, old ones are gone for them: both, if there were some of the next but one, ``newest``.
+    """
     images = {path.relative_to(left).as_posix() for path in left.glob("images/*/[!.]*")}
     rows = read_samples(left / "samples").to_pylist() if num_iterations else []
     assert images == {row["image"] for row in rows if row["image"]}
@@ -84,9 +93,11 @@ def _check_kept(left: Path, num_iterations: int) -> None:
         with Image.open(left / path) as image:
             image.load()
     samples = {(row["iteration"], row["group"], row["sample"]) for row in rows}
-    kept = [int(path.name[-6:]) for path in sorted(left.glob("trajectories/iteration-*"))]
-    # the iteration whose checkpoint is missing may have had old ones removed
-    assert kept in [list(range(max(0, num_iterations - n), num_iterations)) for n in (1, 2)]
+    kept = _with_trajectories(left)
+    fewest = 0 if newest > num_iterations else 1
+    assert kept in [
+        list(range(max(0, num_iterations - n), num_iterations)) for n in range(fewest, 3)
+    ]
     for iteration in kept:
         found = [
             (iteration, segment.fragment.group, sample, step)
