@@ -12,7 +12,8 @@ from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
 
-LOCAL_MLFLOW = "sqlite:///runs/mlflow.db"
+SQLITE = "sqlite:///"
+LOCAL_MLFLOW = f"{SQLITE}runs/mlflow.db"
 
 
 def compare(
@@ -41,14 +42,21 @@ def compare(
         check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
         raise UserError(f"what is {run} to be compared with? Give two runs or more")
-    for folder in filter(Path.is_dir, map(Path, (run, *others))):
-        tree_of_run(folder)  # MLflow takes seconds to import: mistakes are reported before
-
-    from deployments.views import compare as command
     from digen_core.config.schedule import mlflow_of_environment
-    from tasks.tracking.history import read_run
 
     uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
+    for target in (run, *others):  # MLflow takes seconds to import: mistakes are reported before
+        if Path(target).is_dir():
+            tree_of_run(Path(target))
+        elif uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists():
+            raise UserError(
+                f"there is no run {target}: no folder has that name, and MLflow has no file "
+                f"{uri.removeprefix(SQLITE)}"
+            )
+
+    from deployments.views import compare as command
+    from tasks.tracking.history import read_run
+
     runs = [read_run(target, uri) for target in (run, *others)]
     names = command.metrics_to_show(runs, metric or [])
     console = terminal()

@@ -105,6 +105,17 @@ def test_wrong_input_is_one_line(runs, arguments, message, capsys, monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_is_nowhere_leaves_nothing_behind(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert run(["compare", "slow", "fast"]) == 2
+    expected = (
+        "there is no run slow: no folder has that name, and MLflow has no file runs/mlflow.db"
+    )
+    assert expected in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_sync_says_what_it_sent(runs, capsys):
     (runs / "slow" / "tracking" / "sent.json").unlink()
     assert run(["sync", str(runs / "slow"), str(runs / "fast")]) == 0
