@@ -127,13 +127,55 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
     if configured is not None:
         yield PrefectApi(configured)
         return
-    port = DEFAULT_PORT if is_free(DEFAULT_PORT) else any_free_port()
-    api = PrefectApi(local_api(port), f"digen:{secrets.token_urlsafe(18)}")
     log_dir.mkdir(parents=True, exist_ok=True)
-    log_path, variables = log_dir / "prefect-server.log", variables_of(log_dir, port)
+    with _started(log_dir / "prefect-server.log") as (api, process):
+        variables = variables_of(log_dir, urlsplit(api.url).port or 0)
+        lines = [f"{name}={value}\n" for name, value in _environment(api).items()]
+        write_privately(variables, "".join(lines))
+        try:
+            with _used(api), _watched(api, process):
+                yield api
+        finally:
+            APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
+            with suppress(OSError):  # a disk that fails ended the run, and that is to be said
+                variables.unlink()
+
+
+@contextmanager
+def _started(log_path: Path) -> Iterator[tuple[PrefectApi, "subprocess.Popen[bytes]"]]:
+    """Yield a server of our own, and end it afterwards.
+
+    It has the port that people know, unless somebody else has it, or takes it before the server
+    does: two commands that are started at once both find it free.
+    """
+    for port in _ports():
+        api = PrefectApi(local_api(port), f"digen:{secrets.token_urlsafe(18)}")
+        process = _start(api, log_path)
+        try:
+            if _is_ours_soon(api, process):
+                yield api, process
+                return
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if is_free(port):  # it is not the port
+            break
+    raise RuntimeError(f"the Prefect server at {api.url} did not start; see {log_path}")
+
+
+def _ports() -> Iterator[int]:
+    if is_free(DEFAULT_PORT):
+        yield DEFAULT_PORT
+    yield any_free_port()
+
+
+def _start(api: PrefectApi, log_path: Path) -> "subprocess.Popen[bytes]":
     with log_path.open("ab") as log:
         server = server_command("127.0.0.1", api.url)
-        process = subprocess.Popen(
+        return subprocess.Popen(
             # It ends with us, even if we are killed; and is started anew if it is.
             [sys.executable, "-m", "tasks.cluster.tied", AGAIN, *server],
             stdin=subprocess.PIPE,
@@ -142,21 +184,6 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
             env={**os.environ, **COMMAND_SETTINGS, **server_settings(api.url, api.auth)},
         )
-    try:
-        _wait_until_ours(api, process, log_path)
-        lines = [f"{name}={value}\n" for name, value in _environment(api).items()]
-        write_privately(variables, "".join(lines))
-        with _used(api), _watched(api, process):
-            yield api
-    finally:
-        APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        with suppress(OSError):  # a disk that fails ended the run, and that is to be said
-            variables.unlink()
 
 
 def variables_of(folder: Path, port: int | str) -> Path:
@@ -246,12 +273,14 @@ def _used(api: PrefectApi) -> Iterator[None]:
         yield
 
 
-def _wait_until_ours(api: PrefectApi, process: subprocess.Popen[bytes], log_path: Path) -> None:
+def _is_ours_soon(api: PrefectApi, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until a server that was started answers; say whether it does."""
     deadline = time.monotonic() + START_SECONDS
     while not is_ours(api):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the Prefect server at {api.url} did not start; see {log_path}")
+            return False
         time.sleep(0.2)
+    return True
 
 
 def is_ours(api: PrefectApi) -> bool:

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -71,6 +72,46 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
     prefect_server.variables_of(tmp_path, port).write_text(text)  # of a command that was killed
     with pytest.raises(UserError, match="no Prefect server knows the run: neither the c"):
         prefect_server.set_state(tmp_path, str(uuid4()), Paused(), "running")
+
+
+@pytest.mark.slow
+def test_a_server_whose_port_is_taken_meanwhile_has_another(monkeypatch, tmp_path, prefect_tables):
+    """As by the server of a command that was started at the same time."""
+    configure(monkeypatch, None)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    prefect_tables.put(tmp_path / "prefect" / IN_HOME)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(prefect_server, "DEFAULT_PORT", port)
+        looks = iter([True])  # it is free when it is looked at first
+        is_free = prefect_server.is_free
+        monkeypatch.setattr(
+            prefect_server, "is_free", lambda asked: next(looks, False) or is_free(asked)
+        )
+        with prefect_server.prefect_server(tmp_path) as api:
+            assert api.url != prefect_server.local_api(port)
+            assert prefect_server.is_ours(api)
+    assert "address already in use" in (tmp_path / "prefect-server.log").read_text()
+    assert comes_to(lambda: prefect_server_of(os.getpid()) is None)
+
+
+def test_a_server_that_cannot_start_is_not_tried_elsewhere(monkeypatch, tmp_path):
+    configure(monkeypatch, None)
+    tried = []
+
+    def command(host, api_url, names=()):
+        tried.append(api_url)
+        return [sys.executable, "-c", "raise SystemExit('no disk')"]
+
+    monkeypatch.setattr(prefect_server, "server_command", command)
+    monkeypatch.setattr(prefect_server, "DEFAULT_PORT", prefect_server.any_free_port())
+    with (
+        pytest.raises(RuntimeError, match=r"did not start; see .*prefect-server\.log"),
+        prefect_server.prefect_server(tmp_path),
+    ):
+        pass
+    assert len(tried) == 1
+    assert "no disk" in (tmp_path / "prefect-server.log").read_text()
 
 
 @pytest.mark.slow
