@@ -8,11 +8,11 @@ from cyclopts import Parameter
 
 from deployments.views.terminal import terminal
 from digen_core.config.load import tree_of_run
+from digen_core.config.schedule import SQLITE, mlflow_of_environment
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
 
-SQLITE = "sqlite:///"
 LOCAL_MLFLOW = f"{SQLITE}runs/mlflow.db"
 
 
@@ -42,8 +42,6 @@ def compare(
         check_tracking("--mlflow-uri", mlflow_uri)
     if not others:
         raise UserError(f"what is {run} to be compared with? Give two runs or more")
-    from digen_core.config.schedule import mlflow_of_environment
-
     uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
     for target in (run, *others):  # MLflow takes seconds to import: mistakes are reported before
         if Path(target).is_dir():

@@ -43,6 +43,10 @@ _INSTEAD_OF_PASSWORD: Final = (
 )
 
 
+SQLITE: Final = "sqlite:///"
+"""How an address of MLflow begins that is a file."""
+
+
 def mlflow_of_environment() -> str | None:
     """Return the address of MLflow that the environment names.
 

@@ -15,7 +15,14 @@ from digen_core.maths.statistics import PROMPT_WINS, WINS, error_of
 from digen_core.records import EvaluationReport
 from tasks.tracking.delivery import EVALUATION_TAG, MAX_PARAMS_PER_CALL, PARENT_TAG
 from tasks.tracking.environment import digen_version, git_revision
-from tasks.tracking.server import MlflowError, experiment_of, first_line, share_view, tracking_uri
+from tasks.tracking.server import (
+    MlflowError,
+    alone_in,
+    experiment_of,
+    first_line,
+    share_view,
+    tracking_uri,
+)
 from tasks.tracking.spool import RunOfSpool, Spool, evaluation_key, iteration_key
 
 
@@ -30,9 +37,10 @@ def begin(
     uri = tracking_uri(config)
     params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
     try:
-        client = MlflowClient(uri)
-        experiment_id = experiment_of(client, uri, config)
-        share_view(client, experiment_id)
+        with alone_in(uri):
+            client = MlflowClient(uri)
+            experiment_id = experiment_of(client, uri, config)
+            share_view(client, experiment_id)
         tags = _tags(run_dir, flow_run_id)
         info = client.create_run(experiment_id, run_name=run_id, tags=tags).info
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):

@@ -1,6 +1,10 @@
 """Reach MLflow: a server, or the SQLite file of the runs' folder."""
 
+import fcntl
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +14,7 @@ from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
 from digen_core.config.run import RunConfig
-from digen_core.config.schedule import mlflow_of_environment
+from digen_core.config.schedule import SQLITE, mlflow_of_environment
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from tasks.tracking.view import KEY, VIEW_TAG, view_state
@@ -34,12 +38,30 @@ def tracking_uri(config: RunConfig) -> str:
         return config.tracking.uri
     runs_dir = Path(config.tracking.runs_dir).resolve()
     runs_dir.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{runs_dir / DATABASE_OF_RUNS}"
+    return f"{SQLITE}{runs_dir / DATABASE_OF_RUNS}"
+
+
+@contextmanager
+def alone_in(uri: str) -> Iterator[None]:
+    """Run the body while no other process does so with the same file of MLflow's.
+
+    Whoever opens a file first makes its tables, which two at once cannot. Servers see to it
+    themselves.
+    """
+    if not uri.startswith(SQLITE):
+        yield
+        return
+    folder = os.open(Path(uri.removeprefix(SQLITE)).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # closing it ends this
+        yield
+    finally:
+        os.close(folder)
 
 
 def is_own(run_dir: Path, uri: str) -> bool:
     """Say whether an address is the environment's, or that of the file beside a run's folder."""
-    beside = f"sqlite:///{run_dir.resolve().parent / DATABASE_OF_RUNS}"
+    beside = f"{SQLITE}{run_dir.resolve().parent / DATABASE_OF_RUNS}"
     return uri in (mlflow_of_environment(), beside)
 
 
@@ -50,7 +72,7 @@ def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:
         return str(experiment.experiment_id)
     artifacts = Path(config.tracking.runs_dir).resolve() / "mlartifacts"
     # A server knows where its artifacts go; a file does not.
-    location = artifacts.as_uri() if uri.startswith("sqlite:") else None
+    location = artifacts.as_uri() if uri.startswith(SQLITE) else None
     # Opens MLflow's pages for trained models, not those for prompts and agents.
     tags = {"mlflow.experimentKind": "custom_model_development"}
     return str(client.create_experiment(config.tracking.experiment, location, tags))

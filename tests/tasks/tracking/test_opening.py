@@ -1,0 +1,36 @@
+"""The opening of runs in MLflow: several at once, in a folder that has no database yet."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from digen_core.config.run import RunConfig
+
+
+def opened(runs_dir: str, name: str, barrier) -> str:
+    """Open a run when all others are there, too; return its id."""
+    from tasks.tracking.opening import begin  # MLflow takes a while to import
+
+    config = RunConfig.model_validate({"name": name, "tracking": {"runs_dir": runs_dir}})
+    barrier.wait(120)
+    _, spool = begin(config, name, Path(runs_dir) / name, None)
+    return spool.run.mlflow_run_id
+
+
+@pytest.mark.nightly
+def test_runs_that_are_started_at_once_share_a_new_database(tmp_path):
+    from mlflow import MlflowClient
+
+    from tasks.tracking.server import tracking_uri
+
+    names, context = ["a", "b"], get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as pool, context.Manager() as manager:
+        barrier = manager.Barrier(2)
+        made = [pool.submit(opened, str(tmp_path), name, barrier) for name in names]
+        ids = [each.result(180) for each in made]
+    config = RunConfig.model_validate({"tracking": {"runs_dir": str(tmp_path)}})
+    client = MlflowClient(tracking_uri(config))
+    assert [client.get_run(each).info.run_name for each in ids] == names
+    assert len({client.get_run(each).info.experiment_id for each in ids}) == 1
