@@ -29,11 +29,13 @@ from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
+from digen_core.inputs.reading import read_json_object
 from digen_core.maths.statistics import paired_change, standard_error
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.models.trainable import initial_weights
+from digen_core.planning.model_settings import settings_folder
 from digen_core.reference.loop import post_train_serially
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardFn
@@ -95,11 +97,22 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
 
 
 def tiny_model(config: RunConfig) -> Any:
-    """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does."""
+    """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does.
+
+    Of those it is one of the published model's own class, where there is one.
+    """
     model = config.model
     kinds = ("", *FAMILIES[model.family].kinds)
-    made = (build_tiny(model.family, kind=kind) for kind in kinds)
-    return next(pipeline for pipeline in made if _is_taken(model, pipeline))
+    made = [build_tiny(model.family, kind=kind) for kind in kinds]
+    taken = [pipeline for pipeline in made if _is_taken(model, pipeline)]
+    own = _class_of(model.path)
+    return next((pipeline for pipeline in taken if type(pipeline).__name__ == own), taken[0])
+
+
+def _class_of(path: str) -> object:
+    """Return which pipeline a published model is, if its index is here."""
+    index = settings_folder(path) / "model_index.json"
+    return read_json_object(index, "its").get("_class_name") if index.exists() else None
 
 
 def _is_taken(model: ModelConfig, pipeline: Any) -> bool:

@@ -122,7 +122,10 @@ def test_every_target_of_a_recipe_is_a_module(recipe, tiny_model_of):
     config = load_config(FILES[recipe])
     if config.train.lora is None:
         return
-    policy = load(tiny_model_of(config), "float32", family=config.model.family)
+    model = config.model
+    policy = load(
+        tiny_model_of(config), "float32", family=model.family, source_image=model.source_image
+    )
     make_trainable(policy, config.train.lora)
     names = trainable_parameters(policy)
     for target in config.train.lora.targets:
@@ -145,6 +148,7 @@ def test_the_steps_of_wan22_are_those_of_the_expert_for_high_noise(tiny_model_of
     [
         ("flow_factory_flux_kontext", 1, "FluxKontextPipeline"),
         ("flow_factory_flux2_klein", 2, "Flux2KleinPipeline"),
+        ("flow_factory_qwen_image_edit", 1, "QwenImageEditPlusPipeline"),
         ("flow_grpo_qwen_image_fast", 0, "QwenImagePipeline"),
         ("flow_grpo_qwen_image_fast", 1, "QwenImageEditPipeline"),
         ("flow_grpo_qwen_image_fast", 2, "QwenImageEditPlusPipeline"),
