@@ -133,14 +133,26 @@ def test_every_target_of_a_recipe_is_a_module(recipe, tiny_model_of):
     assert not any("attn2.add" in name for name in names)
 
 
-def test_the_steps_of_wan22_are_those_of_the_expert_for_high_noise(tiny_model_of):
-    """Its head says so; the tiny model has the schedule and the boundary of the published one."""
-    config = load_config(FILES["flow_factory_wan22"])
+@pytest.mark.parametrize(
+    ("recipe", "boundary", "wanted"),
+    [
+        ("flow_factory_wan22", 0.875, ["0.964", "0.923", "0.875"]),
+        ("flow_factory_wan22_i2v", 0.9, ["0.955"]),
+    ],
+)
+def test_the_steps_of_wan22_are_those_of_the_expert_for_high_noise(
+    recipe, boundary, wanted, tiny_model_of
+):
+    """Their heads say so; the tiny models have the schedule of the published ones."""
+    config = load_config(FILES[recipe])
     size, low, high = config.algorithm.window
-    policy = load(tiny_model_of(config), "float32", family="wan", num_frames=5)
+    shown = {"source_image": config.model.source_image}
+    policy = load(tiny_model_of(config), "float32", family="wan", num_frames=5, **shown)
     levels = policy.sigmas(config.rollout.num_steps)[low:high]
-    assert (levels >= policy.pipeline.config.boundary_ratio).all()
-    assert (size, [f"{level:.3f}" for level in levels]) == (1, ["0.964", "0.923", "0.875"])
+    settings = settings_folder(config.model.path) / "model_index.json"
+    assert json.loads(settings.read_text())["boundary_ratio"] == boundary
+    assert (levels >= boundary).all()
+    assert (size, [f"{level:.3f}" for level in levels]) == (1, wanted)
 
 
 @pytest.mark.parametrize(
