@@ -31,6 +31,16 @@ def check_fraction(fraction: float, num_trained: int, num_steps: int) -> None:
         )
 
 
+def check_num_levels(num_levels: int, fraction: float, num_steps: int) -> None:
+    """Raise ValueError if ``trained_fraction`` leaves fewer noise levels than are to be drawn."""
+    there = int(num_steps * fraction)
+    if there < num_levels:
+        raise ValueError(
+            f"algorithm.trained_fraction ({fraction:g}) of rollout.num_steps ({num_steps}) is "
+            f"{there} noise levels, fewer than algorithm.num_levels ({num_levels}); lower that one."
+        )
+
+
 def refuse_unused(algorithm: "Algorithm", names: Iterable[str], why: str) -> None:
     """Raise ValueError if one of the settings that an algorithm does not use is set.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from digen_core.algorithms.base import Steps
+from digen_core.algorithms.base import Steps, check_num_levels
 from digen_core.algorithms.forward_process import ForwardProcess
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ class Preferences(ForwardProcess):
 
     def check_steps(self, num_steps: int) -> None:
         """Raise ValueError unless there are as many noise levels to draw from."""
-        there = int(num_steps * self.trained_fraction)
-        if there < self.num_levels:
-            raise ValueError(
-                f"algorithm.trained_fraction ({self.trained_fraction:g}) of rollout.num_steps "
-                f"({num_steps}) is {there} noise levels, fewer than algorithm.num_levels "
-                f"({self.num_levels}); lower that one."
-            )
+        check_num_levels(self.num_levels, self.trained_fraction, num_steps)
 
     def steps(self, num_steps: int, iteration: int, generator: np.random.Generator) -> Steps:
         """Return the noise levels that are drawn as trained; no step is noisy."""

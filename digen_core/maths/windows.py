@@ -67,7 +67,8 @@ def stratified_steps(
 ) -> tuple[int, ...]:
     """Return one step of each of ``number`` parts of ``range(first, last)``, ascending.
 
-    Source: AWM (arXiv:2509.25050), whose code draws them for each batch of samples.
+    Source: AWM (arXiv:2509.25050), whose code draws them for each batch of samples; so does
+    Flow-Factory's for DiffusionNFT.
 
     Args:
         first: of all steps.

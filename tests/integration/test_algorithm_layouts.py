@@ -94,6 +94,16 @@ OPTIONS: dict[str, dict] = {  # as many at once as go together
         "rollout.num_steps": 5,
         "algorithm": {"type": "diffusion_nft", "trained_fraction": 0.6, "own_levels": True},
     },
+    "own levels of parts": {
+        "rollout.num_steps": 5,
+        "algorithm": {
+            "type": "diffusion_nft",
+            "trained_fraction": 0.8,
+            "num_levels": 2,
+            "own_levels": True,
+            "old_policy_decay": "ramp",
+        },
+    },
     "own matching levels": {
         "algorithm": {
             "type": "awm",

@@ -33,6 +33,10 @@ SETTINGS = {
         "--algorithm.type diffusion_nft --algorithm.clip_range 1e-4",
         "unknown key algorithm.clip_range: algorithm.type diffusion_nft has none",
     ),
+    "more noise levels than there are": (
+        "--algorithm.type diffusion_nft --algorithm.num_levels 7 --algorithm.trained_fraction 0.8",
+        "(8) is 6 noise levels, fewer than algorithm.num_levels (7); lower that one",
+    ),
     "unknown algorithm": (
         "--algorithm.type ppo",
         "algorithm.type: must be one of 'flow_grpo', 'grpo_guard',",

@@ -52,6 +52,7 @@ def test_too_few_steps_are_refused(algorithm):
 OWN = [
     ALGORITHMS["dance_grpo"](steps_drawn_for="sample"),
     ALGORITHMS["diffusion_nft"](own_levels=True, trained_fraction=0.7),
+    ALGORITHMS["diffusion_nft"](own_levels=True, num_levels=2, trained_fraction=0.8),
     ALGORITHMS["awm"](own_levels=True, num_levels=2, first_level=0, trained_fraction=1.0),
     ALGORITHMS["flow_grpo"](window=(1, 0, 3), window_drawn_for="group"),
 ]
@@ -101,6 +102,21 @@ def test_noise_levels_of_samples_are_one_of_each_part_as_published():
         assert levels.count(2 * part) + levels.count(2 * part + 1) == 400
     assert len({*own}) > 55, "of the 64 that there are"
     assert ALGORITHMS["awm"]().own_steps(400, 14, np.random.default_rng(0)) == ()
+
+
+def test_noise_levels_of_nft_may_be_one_of_each_part_as_in_flow_factory():
+    """Ten steps, two parts of the levels from 0 to 7: four levels each."""
+    published = ALGORITHMS["diffusion_nft"](own_levels=True, num_levels=2, trained_fraction=0.8)
+    assert published.steps(10, 0, np.random.default_rng(0)) == ((), tuple(range(8)))
+    own = published.own_steps(400, 10, np.random.default_rng(0))
+    assert {*own} == {(first, second) for first in range(4) for second in range(4, 8)}
+    for_all = ALGORITHMS["diffusion_nft"](num_levels=2, trained_fraction=0.8)
+    assert for_all.own_steps(400, 10, np.random.default_rng(0)) == ()
+    drawn = {for_all.steps(10, 0, np.random.default_rng(seed)).trained for seed in range(400)}
+    assert drawn == {*own}
+    assert for_all.num_trained(10) == 2
+    with pytest.raises(ValueError, match=r"is 1 noise levels, fewer than algorithm.num_levels"):
+        for_all.check_steps(2)
 
 
 def test_each_is_of_one_kind():

@@ -55,6 +55,7 @@ LEVELS = {"first_level": 0, "num_levels": 2, "trained_fraction": 1.0}
     [
         ({"type": "awm", "own_levels": True, **LEVELS}, True),
         ({"type": "diffusion_nft", "own_levels": True, "trained_fraction": 0.5}, True),
+        ({"type": "diffusion_nft", "own_levels": True, "num_levels": 2}, True),
         ({"type": "dance_grpo", "steps_drawn_for": "sample"}, False),
     ],
     ids=str,
