@@ -21,7 +21,14 @@ from tasks.cluster.calls import LOOK_SECONDS
 from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.leaving import lock_of_run
 from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
-from tasks.cluster.presence import ROLES, SITE, Presence, devices_among, present_workers
+from tasks.cluster.presence import (
+    ROLES,
+    SITE,
+    Presence,
+    devices_among,
+    places_of_nobody,
+    present_workers,
+)
 from tasks.cluster.spares import (
     MEMBER,
     MEMBERS,
@@ -241,8 +248,13 @@ def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
 
     Args:
         client: of the cluster.
-        on_wait: is told, once, what is waited for.
+        on_wait: is told, once, what is waited for, and of spares for gangs that are not there.
     """
+    for spare, unknown in places_of_nobody([*present_workers(client).values()]).items():
+        on_wait(
+            f"the spare {spare} is for {', '.join(unknown)}: no gang or follower that is there is "
+            "called so"
+        )
     is_told, deadline = False, monotonic() + RESTART_SECONDS + LOOK_SECONDS
     while monotonic() < deadline:
         workers = list(present_workers(client).values())

@@ -1,7 +1,7 @@
 """Presence: the workers that a cluster has now, and what the scheduler last heard from each."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -64,6 +64,21 @@ class Presence:
     def lacks(self) -> list[str]:
         """Names of the followers of its gang that are not there."""
         return [name for name in followers_of(self.name, self.size) if name not in self.followers]
+
+
+def places_of_nobody(workers: Sequence[Presence]) -> dict[str, list[str]]:
+    """Return of idle spares which of the names that they are for no gang, and no follower, has.
+
+    Args:
+        workers: that are there.
+    """
+    places = {
+        name
+        for leader in workers
+        if leader.size > 1
+        for name in (leader.name, *followers_of(leader.name, leader.size))
+    }
+    return {own.name: odd for own in workers if (odd := sorted(own.idle_for - places))}
 
 
 def site_in(resources: Iterable[str]) -> str:

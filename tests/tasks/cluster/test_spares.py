@@ -278,6 +278,18 @@ def workers(monkeypatch) -> Iterator[Workers]:
         yield found
 
 
+def test_a_spare_for_a_gang_that_is_not_there_is_told_of(workers):
+    """Misspelt, it would be idle for ever; the gang may come, too."""
+    workers.come("b8", "spare:room", "spare:room.1")
+    workers.come("b9", "spare:rom", "spare:room.2", "spare:room.1")
+    workers.come("c1", "rollout")
+    told = []
+    await_spares(workers.client, told.append)
+    assert told == [
+        "the spare b9 is for rom, room.2: no gang or follower that is there is called so"
+    ]
+
+
 def test_a_member_that_is_back_stands_in_for_the_spare_in_its_turn(workers):
     assert workers.seen["room"].lacks == ["room.1"]
     workers.come("b9", "spare:room")
@@ -330,7 +342,12 @@ def test_spares_are_no_pools_and_not_waited_for(workers):
 
 def test_a_run_waits_for_a_spare_that_is_to_take_a_place(workers, monkeypatch):
     said = []
-    await_spares(workers.client, said.append)
+
+    def listen(line: str) -> None:
+        if line.startswith("waiting"):
+            said.append(line)
+
+    await_spares(workers.client, listen)
     assert said == [], "there is no spare"
     with pytest.raises(
         UserError, match=r"room.1 is not there; .*, or a spare with --spare-for room"
@@ -338,17 +355,17 @@ def test_a_run_waits_for_a_spare_that_is_to_take_a_place(workers, monkeypatch):
         devices_of(workers.client)
     monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 4.0)
     workers.come("b8", "spare:attic")
-    await_spares(workers.client, said.append)
+    await_spares(workers.client, listen)
     assert said == []
     workers.come("shed", "rollout", "trainer", members=3)
     workers.go("room")
     workers.come("c7", "spare:shed")
-    await_spares(workers.client, said.append)
+    await_spares(workers.client, listen)
     assert said == [], "one is too few for two"
     workers.come("room", "rollout", "trainer", members=2)
     workers.go("shed")
     workers.come("b9", "spare:room")
-    await_spares(workers.client, said.append)
+    await_spares(workers.client, listen)
     assert said == ["waiting for room.1, in whose place there are spares"]
     assert workers.holder == "b9"
 
