@@ -32,6 +32,9 @@ _TWO_KINDS: Final = {
 
 _QWEN_EDITORS: Final = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline")
 
+_PICTURES: Final = ("<|image_pad|>", "<|video_pad|>")
+"""What stands for a picture and a video to Qwen's text encoders."""
+
 MASKED: Final = ("native", "cudnn", "efficient", "math")
 """Kernels that take a mask."""
 
@@ -43,14 +46,17 @@ class Family(NamedTuple):
     pipeline: str  # `_class_name` of its model_index.json
     defaults: Defaults
     side: Callable[[Settings, Settings], int]
-    """Pixels in height and width of a token, from the configs of VAE and transformer; as diffusers'
-    pipeline computes it, with its defaults."""
+    """What heights and widths are multiples of, in pixels, from the configs of VAE and transformer;
+    as diffusers' pipeline computes it, with its defaults."""
 
     text_parameters: float = 0.0
     """Parameters of the published pipelines' text encoders together, where only that is known."""
 
     text_parameters_by_width: Mapping[int, float] = MappingProxyType({})
     """The same of pipelines that come with other encoders, by ``joint_attention_dim``."""
+
+    tokens_of_side: int = 1
+    """Tokens in height and width of so many pixels."""
 
     other_pipelines: tuple[str, ...] = ()
     """More that its adapter takes."""
@@ -174,9 +180,20 @@ FAMILIES: Final[dict[str, Family]] = {
         editors=_QWEN_EDITORS,
         only_edits=_QWEN_EDITORS,
         shown_several=_QWEN_EDITORS[1:],
-        picture_marks=("<|image_pad|>", "<|video_pad|>"),
+        picture_marks=_PICTURES,
         kinds=("edit", "edit-plus"),
         attention=MASKED,
+    ),
+    "qwen_image21": Family(
+        "qwen_image21:QwenImage21Policy",
+        "QwenImage21Pipeline",
+        Defaults(1024, 1024, 1, 512, 1.0, 40),
+        lambda vae, transformer: 2 * int(vae.get("scale_factor_spatial", 16)),
+        8.767e9,  # Qwen3-VL-8B
+        tokens_of_side=2,
+        picture_marks=_PICTURES,
+        attention=MASKED,
+        streams=("hidden_states",),
     ),
     "z_image": Family(
         "z_image:ZImagePolicy",

@@ -239,4 +239,5 @@ def _num_tokens(model: ModelConfig, size: Size, vae: Settings, transformer: Sett
     side, temporal = family.side(vae, transformer), family.frames(vae)
     patch = transformer.get("patch_size", 1)  # of all three axes, or of the sides only
     depth = patch[0] if not isinstance(patch, int) else transformer.get("patch_size_t") or 1
-    return (height // side) * (width // side) * (((frames - 1) // temporal + 1) // int(depth))
+    rows, columns = (family.tokens_of_side * (own // side) for own in (height, width))
+    return rows * columns * (((frames - 1) // temporal + 1) // int(depth))

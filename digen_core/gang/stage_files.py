@@ -74,8 +74,10 @@ def without_numbers(settings: Any, dtype: torch.dtype) -> Any:
         own = torch.float32 if is_kept_in_float32(transformer, name) else dtype
         parameter.data = parameter.data.to(own)
     if transformer._keep_in_fp32_modules is None:  # else diffusers leaves buffers as they are
-        for buffer in transformer.buffers():
-            buffer.data = buffer.data.to(dtype) if buffer.is_floating_point() else buffer.data
+        saved = transformer.state_dict().keys()  # and always those that are computed
+        for name, buffer in transformer.named_buffers():
+            if name in saved and buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
     return transformer
 
 

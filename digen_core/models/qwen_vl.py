@@ -1,14 +1,19 @@
-"""Qwen2.5-VL's processor, and how many tokens a picture is to it.
+"""The processors of Qwen2.5-VL and Qwen3-VL, and how many tokens a picture is to the former.
 
-transformers' own has a part for videos, which takes torchvision; pictures and texts do without.
+transformers' own have a part for videos, which takes torchvision; pictures and texts do without.
 """
 
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil, Qwen2VLProcessor
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2VLImageProcessorPil,
+    Qwen2VLProcessor,
+    Qwen3VLProcessor,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.processing_utils import ProcessorMixin
 
@@ -23,10 +28,14 @@ MAX_RATIO: Final = 200  # of a picture's sides
 _VIDEO: Final = "<|video_pad|>"
 _SIDE: Final = 28  # pixels in height and width of a token
 _PIXELS: Final = {"shortest_edge": 3136, "longest_edge": 12845056}  # as it is published
+_SIDE_3: Final = 32  # of Qwen3-VL
+_PIXELS_3: Final = {"shortest_edge": 65536, "longest_edge": 16777216}  # likewise
 
 
-class PicturesAndTexts(Qwen2VLProcessor):  # type: ignore[misc]
-    """The processor without its part for videos."""
+class _WithoutVideos(ProcessorMixin):  # type: ignore[misc]
+    """A processor without its part for videos."""
+
+    video_processor_type: ClassVar[str]  # that transformers' own has
 
     def __init__(
         self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None
@@ -40,9 +49,21 @@ class PicturesAndTexts(Qwen2VLProcessor):  # type: ignore[misc]
     def save_pretrained(self, save_directory: str | Path, *arguments: Any, **settings: Any) -> Any:
         """Save it with what transformers' own wants to have of videos."""
         saved = super().save_pretrained(save_directory, *arguments, **settings)
-        video = {"video_processor_type": "Qwen2VLVideoProcessor"}
+        video = {"video_processor_type": self.video_processor_type}
         (Path(save_directory) / "video_preprocessor_config.json").write_text(json.dumps(video))
         return saved
+
+
+class PicturesAndTexts(_WithoutVideos, Qwen2VLProcessor):  # type: ignore[misc]
+    """Qwen2.5-VL's."""
+
+    video_processor_type = "Qwen2VLVideoProcessor"
+
+
+class PicturesAndTexts3(_WithoutVideos, Qwen3VLProcessor):  # type: ignore[misc]
+    """Qwen3-VL's."""
+
+    video_processor_type = "Qwen3VLVideoProcessor"
 
 
 def new_processor(tokenizer: PreTrainedTokenizerBase) -> PicturesAndTexts:
@@ -50,15 +71,27 @@ def new_processor(tokenizer: PreTrainedTokenizerBase) -> PicturesAndTexts:
     return PicturesAndTexts(Qwen2VLImageProcessorPil(size=dict(_PIXELS)), tokenizer)
 
 
-def processor_without_videos(model: ModelConfig) -> PicturesAndTexts | None:
+def new_processor_3(tokenizer: PreTrainedTokenizerBase) -> PicturesAndTexts3:
+    """Return a processor as Qwen3-VL's, around a tokenizer with a template of chats."""
+    images = Qwen2VLImageProcessorPil(size=dict(_PIXELS_3), patch_size=_SIDE_3 // 2)
+    return PicturesAndTexts3(images, tokenizer, chat_template=tokenizer.chat_template)
+
+
+def processor_without_videos(
+    model: ModelConfig, kind: type[_WithoutVideos] = PicturesAndTexts
+) -> _WithoutVideos | None:
     """Return the processor of a model where transformers cannot load its own; else None.
+
+    Args:
+        model: whose folder has a processor.
+        kind: of it.
 
     Raises:
         OSError: it is not there.
     """
     if find_spec("torchvision") is not None:
         return None
-    found: PicturesAndTexts = PicturesAndTexts.from_pretrained(
+    found: _WithoutVideos = kind.from_pretrained(
         model.source, subfolder="processor", revision=model.revision
     )
     return found

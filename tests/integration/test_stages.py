@@ -84,6 +84,7 @@ CASES = [
     StageCase("colocated", family="wan-a14b", rollout="two", settings=KL),
     StageCase("tsp", rollout="two", trainers=("single",), settings={"model.sizes": [[32, 48, 1]]}),
     StageCase("colocated", family="qwen_image", rollout="two", settings=KL),
+    StageCase("colocated", family="qwen_image21", rollout="two", settings=KL),
     StageCase("colocated", family="z_image", rollout="two", settings=KL),
     StageCase("colocated", family="hunyuan_video", settings=KL),
     StageCase("colocated-strong", family="hunyuan_video", settings=KL | ALL_WEIGHTS),

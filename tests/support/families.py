@@ -19,12 +19,16 @@ KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
 MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
-GUIDED = ("flux2", "sd3", "qwen_image", "z_image", "sana", "wan", "hunyuan_video15", "ltx2")
+GUIDED = (
+    *("flux2", "sd3", "qwen_image", "qwen_image21", "z_image", "sana"),
+    *("wan", "hunyuan_video15", "ltx2"),
+)
 PUBLISHED = {
     "flux": "FLUX.1-dev",
     "flux2": "FLUX.2-klein-base-4B",
     "sd3": "stable-diffusion-3.5-medium",
     "qwen_image": "Qwen-Image",
+    "qwen_image21": "Qwen-Image-2.1",
     "z_image": "Z-Image-Turbo",
     "sana": "Sana_1600M_1024px_diffusers",
     "wan": "Wan2.1-T2V-14B-Diffusers",

@@ -1,5 +1,7 @@
 """Stock pipelines of diffusers with tiny models of every family: what digen's are held to."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import forma
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.models.families.hunyuan_video import prompt_template
-from digen_core.models.qwen_vl import processor_without_videos
+from digen_core.models.qwen_vl import (
+    PicturesAndTexts,
+    PicturesAndTexts3,
+    processor_without_videos,
+)
 from support.families import (
     GUIDED,
     HEIGHT,
@@ -31,10 +37,13 @@ from tasks.tracking.trained_pipeline import PLAIN_GUIDANCE
 def stock(folder: str) -> Any:
     """Load the pipeline as any user of diffusers does.
 
-    Of Qwen-Image-Edit with a processor that does without torchvision, if that is not there.
+    Of Qwen-Image-Edit and 2.1 with a processor that does without torchvision, if that is not there.
     """
     model = ModelConfig(family="qwen_image", path=folder)
-    processor = (Path(folder) / "processor").is_dir() and processor_without_videos(model)
+    kinds = {"Qwen2VLProcessor": PicturesAndTexts, "Qwen3VLProcessor": PicturesAndTexts3}
+    index = json.loads((Path(folder) / "model_index.json").read_text())
+    kind = kinds.get(index.get("processor", [None])[-1])
+    processor = kind and processor_without_videos(model, kind)
     own = {"processor": processor} if processor else {}
     pipeline = DiffusionPipeline.from_pretrained(folder, **own)
     pipeline.set_progress_bar_config(disable=True)
@@ -96,6 +105,35 @@ def prepared_hunyuan_15(
         for name, value in call.items()
         if name not in ("guidance_scale", "max_sequence_length")
     }
+
+
+def each_alone(pipeline: Any, prompts: list[str], call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the calls of a QwenImage21Pipeline that make what digen does of some prompts.
+
+    It would place all images of a call behind the longest text, and takes texts of any length and
+    latents of one VAE only.
+    """
+    pipeline.vae_scale_factor = pipeline.vae.config.scale_factor_spatial
+    names = {
+        "prompt": prompts,
+        "negative_prompt": call.pop("negative_prompt"),
+        "latents": call.pop("latents"),
+    }
+    length, call["true_cfg_scale"] = call.pop("max_sequence_length"), call.pop("guidance_scale")
+    for prompt, negative, noise in zip(*names.values(), strict=True):
+        texts = {"": prompt, "negative_": negative}
+        embedded = {
+            f"{name}prompt_embeds": pipeline.encode_prompt([text])[0][:, :length]
+            for name, text in texts.items()
+        }
+        yield {**call, **embedded, "latents": noise[None]}
+
+
+def on_white(made: torch.Tensor) -> torch.Tensor:
+    """Return images [B, 3, H, W] of such with an opacity [B, 4, H, W]; latents stay as they are."""
+    if made.ndim < 4:
+        return made
+    return made[:, 3:] * made[:, :3] + 1 - made[:, 3:]
 
 
 def load_adapters(pipeline: Any, folder: Path, **named: str) -> None:
@@ -174,11 +212,9 @@ def generate(
     elif family in GUIDED:
         call["negative_prompt"] = [NEGATIVE] * count
     call = _prepared(pipeline, family, call)
-    made: tuple[torch.Tensor, ...] = pipeline(
-        prompt=list(prompts),
-        latents=noise,
-        output_type=output_type,
-        return_dict=False,
-        **call,
-    )
+    call |= {"latents": noise, "output_type": output_type, "return_dict": False}
+    if family == "qwen_image21":
+        calls = each_alone(pipeline, prompts, call)
+        return on_white(torch.cat([pipeline(**own)[0] for own in calls]))
+    made: tuple[torch.Tensor, ...] = pipeline(prompt=list(prompts), **call)
     return made[0]

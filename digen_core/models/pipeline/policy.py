@@ -250,6 +250,7 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         with on_device([vae], self.device):
             pixels: Tensor = vae.decode(latents, return_dict=False)[0].float()
         pixels = (pixels / 2 + 0.5).masked_fill(pixels.isinf(), torch.nan).clamp(0, 1)
+        pixels = self.colours(pixels)
         if pixels.ndim == 4:
             return pixels
         frames = pixels.transpose(1, 2)  # [B, 3, F, H, W] -> [B, F, 3, H, W]
@@ -263,6 +264,10 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         """
         found = self.unpacked(x).float()
         return found[:, :, 0] if found.ndim == 5 and self.config.num_frames == 1 else found
+
+    def colours(self, pixels: Tensor) -> Tensor:
+        """Return pixels [B, 3, ...] of those that the VAE makes, in [0, 1]: often the same."""
+        return pixels
 
     @property
     def side(self) -> int:

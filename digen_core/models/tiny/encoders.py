@@ -21,6 +21,8 @@ from transformers import (
     Qwen2_5_VLTextModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
     SiglipVisionModel,
     T5Config,
@@ -134,10 +136,6 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
 
     The tokenizer of an editor has marks of pictures, as it has.
     """
-    marks = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
-    marks |= {f"vision_{end}_token_id": f"vision_{end}" for end in ("start", "end")}
-    known = tokenizer.get_vocab()
-    places = {name: known.get(f"<|{mark}|>") for name, mark in marks.items()}
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
             text_config=_qwen_vl_text_settings(tokenizer, width, 2),
@@ -149,7 +147,38 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
                 "out_hidden_size": width,
                 "fullatt_block_indexes": [0],
             },
-            **{name: place for name, place in places.items() if place is not None},
+            **_places_of_marks(tokenizer),
+        )
+    ).eval()
+
+
+def _places_of_marks(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the tokens that stand for pictures and videos, or are around them, if there are."""
+    marks = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    marks |= {f"vision_{end}_token_id": f"vision_{end}" for end in ("start", "end")}
+    known = tokenizer.get_vocab()
+    places = {name: known.get(f"<|{mark}|>") for name, mark in marks.items()}
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def qwen3_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
+    """Return a Qwen3-VL: Qwen-Image 2.1 reads the states behind its last layer, without a norm."""
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(
+            text_config={
+                **_qwen_vl_text_settings(tokenizer, width, 2),
+                "head_dim": width // 4,
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_heads": 2,
+                "out_hidden_size": width,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            **_places_of_marks(tokenizer),
         )
     ).eval()
 

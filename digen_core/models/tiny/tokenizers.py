@@ -33,6 +33,10 @@ _QWEN_CHAT: Final = (
 _QWEN3_CHAT: Final = _QWEN_CHAT.removesuffix("{% endif %}") + (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+_QWEN3_VL_CHAT: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
 _LLAMA_BOS: Final = "<|begin_of_text|>"
 _LLAMA_SPECIALS: Final = (
     _LLAMA_BOS,
@@ -85,6 +89,13 @@ def byt5_tokenizer() -> ByT5Tokenizer:
 def qwen_vl_tokenizer() -> Qwen2Tokenizer:
     """Return Qwen2.5-VL's tokenizer, which is Qwen2's with marks of pictures."""
     return _qwen(_QWEN_VL_SPECIALS)
+
+
+def qwen3_vl_tokenizer() -> Qwen2Tokenizer:
+    """Return Qwen3-VL's tokenizer, which is Qwen2.5-VL's but for its template of chats."""
+    tokenizer = _qwen(_QWEN_VL_SPECIALS)
+    tokenizer.chat_template = _QWEN3_VL_CHAT
+    return tokenizer
 
 
 def qwen3_tokenizer() -> Qwen2Tokenizer:

@@ -9,6 +9,7 @@ from diffusers import (
     AutoencoderKLHunyuanVideo,
     AutoencoderKLHunyuanVideo15,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderKLWan,
 )
 
@@ -80,6 +81,14 @@ def flux2_vae(channels: tuple[int, ...], latent_channels: int) -> Any:
 def qwen_vae(latent_channels: int) -> Any:
     """Return Qwen-Image's VAE, 8 pixels per latent pixel."""
     return AutoencoderKLQwenImage(**_wan_vae_settings(latent_channels)).eval()
+
+
+def qwen_21_vae(latent_channels: int) -> Any:
+    """Return Qwen-Image 2.1's VAE of colours and opacity, 8 pixels per latent pixel for its 16."""
+    settings = {**_wan_vae_settings(latent_channels), "decoder_base_dim": 8}
+    return AutoencoderKLQwenImage21(
+        **settings, temperal_downsample=[False, True, True], scale_factor_spatial=8
+    ).eval()
 
 
 def wan_vae(latent_channels: int) -> Any:

@@ -30,6 +30,7 @@ TRAINED = {  # each with another way to train
     "flux": {"algorithm": {"kl_coefficient": 0.1}},
     "sd3": {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}},
     "qwen_image": {"train": {"lora": {"rank": 3}, "gradient_checkpointing": True}},
+    "qwen_image21": {"train": {"lora": {"rank": 3}, "gradient_checkpointing": True}},
     "z_image": {"algorithm": {"kl_coefficient": 0.1}, "train": {"gradient_checkpointing": True}},
     "sana": {"algorithm": {"kl_coefficient": 0.1}, "train": {"gradient_checkpointing": True}},
     "wan": {"train": {"lora": None}},
@@ -46,6 +47,7 @@ BLOCKS = {  # a quarter of the published ones
     "LTX-2": {"num_layers": 12},
     "HunyuanVideo-1.5-Diffusers-480p_t2v": {"num_layers": 14},  # of 54
     "Qwen-Image": {"num_layers": 15},
+    "Qwen-Image-2.1": {"num_layers": 8},
     "Sana_1600M_1024px_diffusers": {"num_layers": 5},  # of 20
     "Z-Image-Turbo": {"n_layers": 8},  # of 30
     "Wan2.1-T2V-1.3B-Diffusers": {"num_layers": 8},  # of 30

@@ -46,6 +46,8 @@ DAILY = {
 }
 OTHERS = [
     Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
+    Case("qwen_image21", lora=True, tokens=2, shard=True, checkpointing=True),
+    Case("qwen_image21", lora=False, tokens=2),
     Case("z_image", lora=True, tokens=2),
     Case("wan-a14b", lora=False, tokens=2, shard=True, checkpointing=True, packs=2),
     Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),

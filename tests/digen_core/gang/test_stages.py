@@ -51,6 +51,7 @@ OF_FOUR_BLOCKS = ("flux", "flux2", "hunyuan_video")
 """Families whose tiny model has two blocks of each kind; those of the others are two in all."""
 OTHERS = [
     Case("qwen_image", lora=False, stages=2, checkpointing=True),
+    Case("qwen_image21", lora=False, stages=2, checkpointing=True),
     Case("z_image", lora=False, stages=2, checkpointing=True),
     Case("hunyuan_video", lora=False, stages=2, num_rows=1),
     Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),

@@ -58,6 +58,7 @@ def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
     [
         ("sd3", "math"),
         ("qwen_image", "flash"),
+        ("qwen_image21", "native_flash"),
         ("hunyuan_video", "native_flash"),
         ("hunyuan_video15", "flash"),
         ("flux2", "cudnn"),

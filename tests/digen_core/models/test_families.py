@@ -290,7 +290,8 @@ def test_conditions_have_one_shape_whatever_the_prompts(policies, family):
     ("name", "others"),
     [
         ("qwen_image", 1 + 1 + 1 + len("assistant") + 1),
-        ("z_image", 1 + len("user") + 1 + 1 + 1 + 1 + len("assistant") + 1),  # what is before, too
+        ("qwen_image21", 1 + len("user") + 1 + 1 + 1 + 1 + len("assistant") + 1),  # what is before
+        ("z_image", 1 + len("user") + 1 + 1 + 1 + 1 + len("assistant") + 1),  # likewise
         ("hunyuan_video", 1),
         ("hunyuan_video15", 1 + 1 + 1 + len("assistant") + 1),
     ],
@@ -302,7 +303,9 @@ def test_masks_count_the_prompt_and_what_the_template_puts_round_it(policies, na
     assert masks[0, : 3 + others].all()
 
 
-@pytest.mark.parametrize("name", ["qwen_image", "z_image", "hunyuan_video", "hunyuan_video15"])
+@pytest.mark.parametrize(
+    "name", ["qwen_image", "qwen_image21", "z_image", "hunyuan_video", "hunyuan_video15"]
+)
 def test_what_is_masked_does_not_matter(policies, name):
     x, sigma, condition = some_batch(policies[name])
     before = policies[name].velocity(x, sigma, condition)
@@ -395,6 +398,7 @@ def test_sizes_of_models_with_other_vaes_and_patches(tiny_families, family, tmp_
         "flux2": ("vae", {"block_out_channels": [8] * 5}),
         "sd3": ("transformer", {"patch_size": 4}),
         "qwen_image": ("vae", {"temperal_downsample": [False] * 4}),
+        "qwen_image21": ("vae", {"scale_factor_spatial": 16}),
         "z_image": ("vae", {"block_out_channels": [8] * 5}),
         "sana": ("transformer", {"patch_size": 2}),
         "wan": ("transformer", {"patch_size": [1, 4, 4]}),
@@ -427,9 +431,10 @@ def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
         assert found.max_sequence_length == length["tokenizer_max_length"].default
         assert (found.height, found.width, found.num_frames) == (480, 480, 53)
         return
-    guidance = call["true_cfg_scale" if family == "qwen_image" else "guidance_scale"].default
-    assert found.guidance_scale == guidance
-    assert found.max_sequence_length == call["max_sequence_length"].default
+    guidance = adapter_of(family).guidance_argument
+    assert found.guidance_scale == call[guidance].default
+    if family != "qwen_image21":  # which cuts no prompt
+        assert found.max_sequence_length == call["max_sequence_length"].default
     if family_of(family) in VIDEO_FAMILIES:
         assert found.height * found.width <= call["height"].default * call["width"].default / 3
         assert 1 < found.num_frames < (call["num_frames"].default or 121)  # LTX-2's, where none is

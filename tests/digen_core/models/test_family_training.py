@@ -45,6 +45,7 @@ PUBLISHED = {  # FlowGRPO's targets beside the default ones
         *TEXT_STREAM,
         *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
     ),
+    "qwen_image21": tuple(f"img_mlp.{name}" for name in ("proj", "gate_layer", "out")),
     "z_image": tuple(f"feed_forward.w{number}" for number in (1, 2, 3)),  # DiffSynth-Studio's
     "sana": (),
     "wan": (),

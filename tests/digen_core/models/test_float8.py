@@ -32,6 +32,7 @@ LAYERS = {
     "flux": 24 + 10,
     "sd3": 25,
     "qwen_image": 24,
+    "qwen_image21": 14,
     "z_image": 8,
     "sana": 16,
     "wan": 20,

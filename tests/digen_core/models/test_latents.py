@@ -36,11 +36,14 @@ def test_they_are_the_same_numbers_where_the_vae_has_them(model, tiny_families):
     assert torch.equal(found.flatten(1).sort().values, x.flatten(1).sort().values)
     frames = frames_of(model)
     pixels = torch.rand(1, 3, *[frames] * (family_of(model) in VIDEO_FAMILIES), HEIGHT, WIDTH)
-    if family_of(model) == "qwen_image":
+    is_qwen = family_of(model) in ("qwen_image", "qwen_image21")
+    if is_qwen:
         pixels = pixels[:, :, None]
+    if family_of(model) == "qwen_image21":  # with an opacity
+        pixels = torch.cat([pixels, pixels[:, :1]], dim=1)
     encoded = policy.pipeline.vae.encode(pixels)
     grid = encoded.latent if hasattr(encoded, "latent") else encoded.latent_dist.mode()
-    grid = grid[:, :, 0] if family_of(model) == "qwen_image" else grid
+    grid = grid[:, :, 0] if is_qwen else grid
     assert found.shape == (COUNT, *grid.shape[1:])
 
 

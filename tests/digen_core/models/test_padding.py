@@ -10,7 +10,7 @@ from support.families import load_tiny
 
 pytestmark = pytest.mark.slow
 
-MASKED = ("qwen_image", "z_image", "hunyuan_video", "hunyuan_video15")
+MASKED = ("qwen_image", "qwen_image21", "z_image", "hunyuan_video", "hunyuan_video15")
 SHORT, LONG = "a red circle", "a blue square to the left of a large green triangle"
 
 
@@ -64,7 +64,7 @@ def test_velocities_are_the_same(policy, prompts):
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", ["qwen_image", "z_image", "hunyuan_video15"])
+@pytest.mark.parametrize("family", ["qwen_image", "qwen_image21", "z_image", "hunyuan_video15"])
 def test_both_halves_of_guidance_keep_one_length(tiny_families, family):
     policy = load_tiny(tiny_families[family], family, "float64", max_sequence_length=80)
     condition = policy.encode([SHORT])
@@ -138,8 +138,11 @@ def test_no_attention_of_a_block_has_a_mask_where_nothing_is_padded(
     assert len([mask for mask in seen if mask is not None]) <= times * outside
     seen.clear()
     predicted(policy, padded).sum().backward()
-    refined = len(policy.transformer.noise_refiner) if family == "z_image" else 0  # the image alone
-    assert len([mask for mask in seen if mask is None]) == times * refined
+    unmasked = {  # that of the image alone, and that of texts, which see what is before them
+        "z_image": len(getattr(policy.transformer, "noise_refiner", ())),
+        "qwen_image21": len(blocks),
+    }.get(family, 0)
+    assert len([mask for mask in seen if mask is None]) == times * unmasked
     assert len(seen) >= times * len(blocks)
 
 

@@ -184,8 +184,10 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
         loss = velocity(count, condition).sum()
         torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
 
-    # Qwen-Image's table of positions, 0.3 MB, is no buffer, and counts: it is copied to a device.
-    for count in (6,) if family_of(family) == "qwen_image" else (1, 6):
+    # Qwen-Image's table of positions, 0.3 MB, of 2.1 0.6 MB, is no buffer, and counts: it is copied
+    # to a device.
+    counts = {"qwen_image": (6,), "qwen_image21": (12,)}
+    for count in counts.get(family_of(family), (1, 6)):
         condition = encoded(policy, [Prompt("a red circle", images=image)] * count)
         beside = sum(value.nbytes for value in condition.values())  # there already
         with torch.no_grad():
