@@ -62,8 +62,8 @@ def make_tiny(
     Example: digen make-tiny sd3 runs/models/medium-sd3 --size medium
 
     Args:
-        family: flux, sd3, qwen_image, z_image, sana, wan, hunyuan_video, hunyuan_video15, ltx2 or
-            flux2.
+        family: flux, sd3, qwen_image, qwen_image21, z_image, sana, wan, hunyuan_video,
+            hunyuan_video15, ltx2 or flux2.
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
             Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, i2v-a14b as Wan2.2-I2V-A14B; of qwen_image,

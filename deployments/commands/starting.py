@@ -29,8 +29,8 @@ def init(
         file: To write; one that is there is not replaced.
         model: Folder in diffusers' format, id of one on the hub, or a shipped one; default:
             digen:models/shapes, the embedded model.
-        family: Of the model: flux, sd3, qwen_image, z_image, sana, wan, hunyuan_video,
-            hunyuan_video15, ltx2 or flux2; default: flux.
+        family: Of the model: flux, sd3, qwen_image, qwen_image21, z_image, sana, wan,
+            hunyuan_video, hunyuan_video15, ltx2 or flux2; default: flux.
         prompts: File or folder of prompts to train on (docs/prompts.md).
         evaluation: Of others, to evaluate with; default: a tenth of those is kept for it.
         reward: Name of a reward, or module:function of your own; may be given several times.

@@ -307,7 +307,8 @@ sizes of published RL, FlowGRPO's for Wan (arXiv:2505.05470, github yifan123/flo
 DanceGRPO's for HunyuanVideo (arXiv:2505.07818, github XueZeyue/DanceGRPO), which HunyuanVideo 1.5,
 whose pipeline says 121 frames, has as well. Its guidance is that of its published guiders. LTX-2's
 published RL has its pipeline's own 512 x 768 and 121 frames (github X-GenGroup/Flow-Factory): here
-half the sides and two seconds.
+half the sides and two seconds. Qwen-Image 2.1's pipeline cuts no prompt, so its length is that of
+Qwen-Image's.
 """
 
 if TYPE_CHECKING:

@@ -78,8 +78,8 @@ class ModelConfig(Strict):
     """Which pipeline is post-trained, and in what precision."""
 
     family: FamilyName = "flux"
-    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Z-Image, Sana, Wan 2.1 and 2.2,
-    HunyuanVideo, HunyuanVideo 1.5, LTX-2 or FLUX.2."""
+    """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Qwen-Image 2.1, Z-Image, Sana,
+    Wan 2.1 and 2.2, HunyuanVideo, HunyuanVideo 1.5, LTX-2 or FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded
@@ -106,8 +106,8 @@ class ModelConfig(Strict):
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,
     never cuDNN's; native_flash, cudnn, efficient, math: that one of torch's; flash: of the package
-    flash-attn 2. sd3 and sana take native only, flux2 no cudnn, and qwen_image, z_image,
-    hunyuan_video and hunyuan_video15, which mask padded text, no flash."""
+    flash-attn 2. sd3 and sana take native only, flux2 no cudnn, and qwen_image, qwen_image21,
+    z_image, hunyuan_video and hunyuan_video15, which mask padded text, no flash."""
 
     cuts: tuple[CutConfig, ...] = ()
     """Blocks before which what one block gives the next is coded, in ascending order, for stages
@@ -143,19 +143,20 @@ class ModelConfig(Strict):
     max_sequence_length: int = Field(
         default_factory=_of_the_model("max_sequence_length"), ge=1, le=MAX_TOKENS
     )
-    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3, Mistral or Gemma,
-    whichever the family has; CLIP always takes 77 or its own); of flux2 with the template round
-    it. At most 512, of hunyuan_video15 1000, and of ltx2 1024, in multiples of its connectors'
-    registers, 128."""
+    """Tokens a prompt is padded or cut to (by T5, UMT5, Llama, Qwen2.5-VL, Qwen3, Qwen3-VL, Mistral
+    or Gemma, whichever the family has; CLIP always takes 77 or its own); of flux2 and qwen_image21
+    with the template round it. At most 512, of hunyuan_video15 1000, and of ltx2 1024, in multiples
+    of its connectors' registers, 128."""
 
     guidance_scale: float = Field(default_factory=_of_the_model("guidance_scale"), ge=0)
     """flux, hunyuan_video, FLUX.2-dev: embedded guidance, an input of models distilled with it
     (FLUX.1-dev 3.5, HunyuanVideo 6, FLUX.2-dev 4), ignored by others. sd3, wan, hunyuan_video15,
     ltx2, qwen_image and the base models of FLUX.2-klein: classifier-free guidance (SD3.5 4.5,
     Wan 5, HunyuanVideo 1.5 6, LTX-2 3, klein 4, Qwen-Image 4, which also keeps the velocity's
-    norm); it doubles the compute, and at 1 or less there is none. FLUX.2-klein that is distilled
-    ignores it. z_image: classifier-free too, but counted from 0 as its pipeline does (Z-Image 4): 4
-    there is 5 elsewhere, and Z-Image-Turbo takes 0, which is none."""
+    norm); it doubles the compute, and at 1 or less there is none. qwen_image21:
+    classifier-free, and used with 1, which is none. FLUX.2-klein that is distilled ignores it.
+    z_image: classifier-free too, but counted from 0 as its pipeline does (Z-Image 4): 4 there is 5
+    elsewhere, and Z-Image-Turbo takes 0, which is none."""
 
     guidance_scale_2: float | None = Field(None, ge=0)
     """Of a model of two experts (Wan2.2-T2V-A14B, which is used with 4 and 3): the scale of the one

@@ -62,7 +62,8 @@ def _defaults_of_models() -> Iterator[str]:
         "They are those of the family's pipeline in diffusers, but the sizes of videos, which are "
         "those that FlowGRPO (wan) and DanceGRPO (hunyuan_video) trained on; hunyuan_video15 has "
         "those of hunyuan_video, and the guidance of its published models, and ltx2 half its "
-        "pipeline's sides and two seconds.",
+        "pipeline's sides and two seconds. The pipeline of qwen_image21 cuts no prompt: it has the "
+        "tokens of qwen_image.",
         "",
     )
 

@@ -109,7 +109,8 @@ def _normed(self: Any, x: Tensor) -> Tensor:
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
-    return (wide * scale * (self.weight.to(wide) + 1)).to(x)
+    normed: Tensor = wide * scale * (self.weight.to(wide) + 1)
+    return normed.to(x)
 
 
 class TextsThenImages:

@@ -75,15 +75,16 @@ class TrainedPipeline:
             pipeline.guider = guider.new(guidance_scale=settings["guidance_scale"])
             pipeline.tokenizer_max_length = settings["max_sequence_length"]
             pipeline.vae.enable_slicing()  # the mask of its attention fits one sample only
+        alone = "image" in columns or _is_qwen_21(pipeline)  # a prompt at a time
         if "negative_prompt" in settings:  # Z-Image takes one for each
-            together = 1 if "image" in columns else len(prompts)
+            together = 1 if alone else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together
         if self._config["shift"] is not None:
             steps = settings["num_inference_steps"]
             settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
         size = settings["width"], settings["height"]
-        calls: list[dict[str, Any]] = [{"prompt": prompts}]
-        if "image" in columns:  # they take one prompt at a time
+        calls: list[dict[str, Any]] = [{"prompt": own} for own in (prompts if alone else [prompts])]
+        if "image" in columns:
             sources = [
                 [_shown(own, size) for own in image] if several else _shown(image, size)
                 for image in columns["image"]
@@ -95,7 +96,7 @@ class TrainedPipeline:
             settings |= {"_auto_resize": False, "max_area": size[0] * size[1]}
         videos: list[list[Image]] = []
         for call in calls:
-            with _showing(pipeline, size):
+            with _showing(pipeline, size), _cutting(pipeline, settings["max_sequence_length"]):
                 made = pipeline(
                     output_type="pil",
                     generator=torch.Generator().manual_seed(seed),
@@ -135,6 +136,8 @@ class TrainedPipeline:
                     pipeline.load_lora_weights(self._weights, weight_name=name, **_into(part))
         if config["shift"] is not None:
             pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=config["shift"])
+        if _is_qwen_21(pipeline):  # which writes down that of the published VAE
+            pipeline.vae_scale_factor = pipeline.vae.config.scale_factor_spatial
         return pipeline.to(config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -154,6 +157,26 @@ def _add_adapters(pipeline: Any, adapters: list[dict[str, Any]]) -> None:
         pipeline.load_lora_weights(adapter["path"], **source, **_into(part))
         pipeline.fuse_lora([part], lora_scale=adapter["weight"])
         pipeline.unload_lora_weights()
+
+
+def _is_qwen_21(pipeline: Any) -> bool:
+    """Return whether it is Qwen-Image 2.1's, which places all images behind the longest prompt."""
+    return hasattr(pipeline, "prompt_template_t2i")
+
+
+@contextmanager
+def _cutting(pipeline: Any, length: int) -> Iterator[None]:
+    """Have Qwen-Image 2.1's pipeline cut prompts as the run did; by itself it cuts none."""
+    if not _is_qwen_21(pipeline):
+        yield
+        return
+    encode = pipeline.encode_prompt
+
+    def cut(**given: Any) -> Iterator[Any]:
+        return (own if own is None else own[:, :length] for own in encode(**given))
+
+    with patch.object(pipeline, "encode_prompt", cut):
+        yield
 
 
 def _isolate(transformer: Any) -> None:

@@ -4,12 +4,13 @@ import io
 from contextlib import nullcontext
 from types import MappingProxyType
 
+import diffusers
 import mlflow
 import numpy as np
 import pandas
 import pytest
 import torch
-from diffusers import WanImageToVideoPipeline, WanTransformer3DModel
+from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanTransformer3DModel
 from PIL import Image, ImageSequence
 
 from digen_core.checkpoints.export import save_adapter, save_transformer
@@ -17,6 +18,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.data.images import SourceImage
+from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, showing
 from support.families import (
@@ -34,7 +36,15 @@ from support.families import (
     load_tiny,
     sliced,
 )
-from support.stock import isolated, load_adapters, prepared_hunyuan_15, saved_transformers, stock
+from support.stock import (
+    each_alone,
+    isolated,
+    load_adapters,
+    prepared_hunyuan_15,
+    processor_of,
+    saved_transformers,
+    stock,
+)
 from support.tiny_policies import moved_weights
 from tasks.tracking import trained_pipeline
 from tasks.tracking.model import package
@@ -73,13 +83,17 @@ def packaged(folder, family, weights, out, lora=MappingProxyType({"rank": 3}), *
 
 def pixels_of(encoded):
     with Image.open(io.BytesIO(encoded)) as image:
-        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
+        has_opacity = image.format == "PNG" and image.mode == "RGBA"
+        frames = [
+            np.asarray(frame if has_opacity else frame.convert("RGB"))
+            for frame in ImageSequence.Iterator(image)
+        ]
     return np.stack(frames)
 
 
 def expected_of(pipeline, family, prompts, **call):
     """Return uint8 [B, F, H, W, 3] of a stock pipeline, called as its documentation says."""
-    guidance = "true_cfg_scale" if family == "qwen_image" else "guidance_scale"
+    guidance = adapter_of(family_of(family)).guidance_argument
     call = {"height": HEIGHT, "width": WIDTH, "max_sequence_length": TOKENS, guidance: 3.0} | call
     call |= OF_KIND.get(family, {})
     if family_of(family) in VIDEO_FAMILIES:
@@ -88,20 +102,39 @@ def expected_of(pipeline, family, prompts, **call):
         call["negative_prompt"] = [NEGATIVE] * len(prompts)
     if family == "hunyuan_video15":
         call = prepared_hunyuan_15(pipeline, call)
-    made = pipeline(
-        prompt=list(prompts),  # Z-Image's writes into it
-        num_inference_steps=3,
-        output_type="pil",
-        generator=torch.Generator().manual_seed(5),
-        **call,
-    )
+    call |= {"num_inference_steps": 3, "output_type": "pil"}
+    if family == "qwen_image21":  # each image stands behind its own prompt, which is cut
+        calls = each_alone(pipeline, prompts, call)
+    else:
+        calls = [{"prompt": list(prompts), **call}]  # Z-Image's writes into it
+    made = [pipeline(**own, generator=torch.Generator().manual_seed(5)) for own in calls]
     makes_videos = family_of(family) in VIDEO_FAMILIES
-    videos = made.frames if makes_videos else [[image] for image in made.images]
+    videos = [
+        frames
+        for own in made
+        for frames in (own.frames if makes_videos else [[image] for image in own.images])
+    ]
     return np.stack([np.stack([np.asarray(frame) for frame in frames]) for frames in videos])
 
 
+@pytest.fixture
+def stock_processor(monkeypatch):
+    """What is packaged loads one that does without torchvision, if that is not there."""
+
+    class Loading(DiffusionPipeline):
+        @staticmethod
+        def from_pretrained(folder, **settings):
+            processor = processor_of(folder)
+            own = {"processor": processor} if processor else {}
+            return DiffusionPipeline.from_pretrained(folder, **settings, **own)
+
+    monkeypatch.setattr(diffusers, "DiffusionPipeline", Loading)
+
+
 @pytest.mark.parametrize("family", sliced(MODELS))
-def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_families, tmp_path):
+def test_every_familys_package_predicts_what_its_pipeline_draws(
+    family, tiny_families, tmp_path, stock_processor
+):
     folder, weights = tiny_families[family], tmp_path / "lora"
     # two pipelines take multiples of 32; one draws in others unless asked, one guides in more ways
     own = {"sana": {"use_resolution_binning": False}, "ltx2": trained_pipeline.PLAIN_GUIDANCE}
@@ -115,7 +148,8 @@ def test_every_familys_package_predicts_what_its_pipeline_draws(family, tiny_fam
     before = expected_of(pipeline, family, PROMPTS, **size, **call)
     load_adapters(pipeline, weights)
     expected = expected_of(pipeline, family, PROMPTS, **size, **call)
-    assert expected.shape == (2, frames_of(family), HEIGHT, size.get("width", WIDTH), 3)
+    channels = 4 if family == "qwen_image21" else 3  # with an opacity
+    assert expected.shape == (2, frames_of(family), HEIGHT, size.get("width", WIDTH), channels)
     np.testing.assert_array_equal(found, expected)
     assert (before != expected).any()
 

@@ -34,16 +34,18 @@ from support.families import (
 from tasks.tracking.trained_pipeline import PLAIN_GUIDANCE
 
 
-def stock(folder: str) -> Any:
-    """Load the pipeline as any user of diffusers does.
-
-    Of Qwen-Image-Edit and 2.1 with a processor that does without torchvision, if that is not there.
-    """
+def processor_of(folder: str) -> Any:
+    """A processor of Qwen's that does without torchvision, if a model needs it; else None."""
     model = ModelConfig(family="qwen_image", path=folder)
     kinds = {"Qwen2VLProcessor": PicturesAndTexts, "Qwen3VLProcessor": PicturesAndTexts3}
     index = json.loads((Path(folder) / "model_index.json").read_text())
     kind = kinds.get(index.get("processor", [None])[-1])
-    processor = kind and processor_without_videos(model, kind)
+    return None if kind is None else processor_without_videos(model, kind)
+
+
+def stock(folder: str) -> Any:
+    """Load the pipeline as any user of diffusers does."""
+    processor = processor_of(folder)
     own = {"processor": processor} if processor else {}
     pipeline = DiffusionPipeline.from_pretrained(folder, **own)
     pipeline.set_progress_bar_config(disable=True)
@@ -110,23 +112,20 @@ def prepared_hunyuan_15(
 def each_alone(pipeline: Any, prompts: list[str], call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the calls of a QwenImage21Pipeline that make what digen does of some prompts.
 
-    It would place all images of a call behind the longest text, and takes texts of any length and
-    latents of one VAE only.
+    In one call it places all images behind the longest text. It takes texts of any length, and
+    latents of the published VAE's size.
     """
     pipeline.vae_scale_factor = pipeline.vae.config.scale_factor_spatial
-    names = {
-        "prompt": prompts,
-        "negative_prompt": call.pop("negative_prompt"),
-        "latents": call.pop("latents"),
-    }
-    length, call["true_cfg_scale"] = call.pop("max_sequence_length"), call.pop("guidance_scale")
-    for prompt, negative, noise in zip(*names.values(), strict=True):
-        texts = {"": prompt, "negative_": negative}
+    length, negatives = call.pop("max_sequence_length"), call.pop("negative_prompt")
+    if "guidance_scale" in call:
+        call["true_cfg_scale"] = call.pop("guidance_scale")
+    noise = call.pop("latents", None)
+    for row, texts in enumerate(zip(prompts, negatives, strict=True)):
         embedded = {
             f"{name}prompt_embeds": pipeline.encode_prompt([text])[0][:, :length]
-            for name, text in texts.items()
+            for name, text in zip(("", "negative_"), texts, strict=True)
         }
-        yield {**call, **embedded, "latents": noise[None]}
+        yield {**call, **embedded, **({} if noise is None else {"latents": noise[row : row + 1]})}
 
 
 def on_white(made: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_in_a_terminal_it_asks_what_no_option_says(here, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["there.toml"], "there.toml is there already; name another file, or remove it"),
-        (["--family", "x"], "--family is x; use one of flux, sd3, qwen_image, z_image, sana, wan"),
+        (["--family", "x"], "--family is x; use one of flux, sd3, qwen_image, qwen_image21"),
         (["--gpus", "-1"], "--gpus is -1; use 0 or more"),
         (["--reward", "ocrr"], "did you mean ocr"),
         (["--prompts", "none.txt", "--evaluation", "x.txt"], "none.txt"),
