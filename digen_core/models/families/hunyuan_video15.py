@@ -1,9 +1,9 @@
 """HunyuanVideo 1.5: latents [B, z, F, h, w], classifier-free guidance, timestep in [0, 1000].
 
 Wraps diffusers' HunyuanVideo15Pipeline and HunyuanVideo15ImageToVideoPipeline; the denoising loop
-is ours, and so is the way through the transformer (`digen_core.models.hunyuan15`). Two encoders
-read a prompt: Qwen2.5-VL all of it, in a template, and ByT5 the words in quotation marks, which are
-to be drawn; most prompts have none. A model for images is shown the first frame's latents as more
+is ours, and so is the way through the transformer (`digen_core.models.passes.hunyuan15`). Two
+encoders read a prompt: Qwen2.5-VL all of it, in a template, and ByT5 the words in quotation marks,
+which are to be drawn; most prompts have none. A model for images is shown the first frame's latents as more
 channels, and SigLIP's states of it.
 """
 
@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.models.families.hunyuan_video import HunyuanPolicy
-from digen_core.models.hunyuan15 import compute_so
+from digen_core.models.passes.hunyuan15 import compute_so
 from digen_core.models.pipeline.conditions import SOURCE
 from digen_core.models.pipeline.latents import video_latent_shape
 from digen_core.models.policy import Condition

@@ -1,7 +1,7 @@
 """Qwen-Image 2.1: packed latents [B, h w, z], texts of several lengths, timestep in [0, 1].
 
 Wraps diffusers' QwenImage21Pipeline for texts; the denoising loop is ours, and so is the way
-through the transformer (`digen_core.models.qwen21`). Its VAE makes colours and an opacity.
+through the transformer (`digen_core.models.passes.qwen21`). Its VAE makes colours and an opacity.
 """
 
 from typing import Any, ClassVar
@@ -25,11 +25,11 @@ from digen_core.errors import ConfigError, UserError
 from digen_core.gang.context_parallel import Plan
 from digen_core.gang.members import Gang
 from digen_core.inputs.reading import shown as quoted
+from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.pipeline.conditions import joined_rows
 from digen_core.models.pipeline.latents import with_latent_statistics, without_latent_statistics
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
-from digen_core.models.qwen21 import compute_so
 from digen_core.models.qwen_vl import PicturesAndTexts3, new_processor_3, processor_without_videos
 from digen_core.models.schedules import dynamic_shift, scheduler_sigmas, sigmas_shifted_by_size
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize

@@ -3,6 +3,7 @@
 import json
 import shutil
 from math import exp
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +11,11 @@ from diffusers import QwenImage21Transformer2DModel
 
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
-from digen_core.data.loading import train_prompts
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError, UserError
 from digen_core.models.families import adapter_of
+from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.policy import TRAINER_PARTS
-from digen_core.models.qwen21 import compute_so
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
@@ -142,6 +142,7 @@ def test_a_text_with_the_mark_of_a_picture_is_refused(folder, mark, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text(f"a red circle\na {mark} circle\n")
     keys = {"model.family": FAMILY, "model.path": folder, "prompts.train": str(file)}
+    keys["prompts.evaluation"] = str(file)
     with pytest.raises(ConfigError, match=r"line 2.*has <\|\w+_pad\|> in it"):
         train_prompts(load_config(None, keys))
 
@@ -165,10 +166,9 @@ def test_sigmas_of_the_published_size_by_hand(folder):
 def test_noise_levels_that_a_model_names_are_its_own(changed):
     levels = [1.0, 0.8, 0.3]
     path = changed("model_index.json", sample_sigmas=levels)
-    scheduler = json.loads(open(f"{path}/scheduler/scheduler_config.json").read())
+    file = Path(path) / "scheduler/scheduler_config.json"
     plain = {"use_dynamic_shifting": False, "shift_terminal": None}
-    with open(f"{path}/scheduler/scheduler_config.json", "w") as file:
-        json.dump(scheduler | plain, file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | plain))
     policy = load_tiny(path, FAMILY)
     torch.testing.assert_close(policy.sigmas(3), torch.tensor([*levels, 0.0]))
     pipeline = stock(path)
@@ -207,7 +207,7 @@ def test_published_sizes():
 
 def test_another_transformer_is_refused(changed):
     path = changed("transformer/config.json", causal_condition=False)
-    with pytest.raises(ConfigError, match="'causal_condition': False.*; use one with"):
+    with pytest.raises(ConfigError, match=r"'causal_condition': False.*; use one with"):
         load_tiny(path, FAMILY)
 
 
