@@ -83,6 +83,9 @@ class Family(NamedTuple):
     picture_marks: tuple[str, ...] = ()
     """What stands for pictures and videos where its text encoder is shown them: no text has it."""
 
+    reads_marks: bool = False
+    """Whether they stand for some where no pictures come with a text, too."""
+
     kinds: tuple[str, ...] = ()
     """Kinds of its models that differ in more than size, the plain one aside, by the names that
     ``digen make-tiny`` takes. A model's folder says which kind it is."""
@@ -109,6 +112,9 @@ class Family(NamedTuple):
 
     deals_text: bool = True
     """Whether they deal the tokens of its text, too."""
+
+    deals_sources: bool = True
+    """Whether they deal tokens where it is shown source images, too."""
 
     padded_to: int = 0
     """Of how many tokens it makes a multiple of an image and of each text by itself, if it does."""
@@ -191,7 +197,11 @@ FAMILIES: Final[dict[str, Family]] = {
         lambda vae, transformer: 2 * int(vae.get("scale_factor_spatial", 16)),
         8.767e9,  # Qwen3-VL-8B
         tokens_of_side=2,
+        editors=("QwenImage21Pipeline",),
+        shown_several=("QwenImage21Pipeline",),
         picture_marks=_PICTURES,
+        reads_marks=True,
+        deals_sources=False,
         attention=MASKED,
         streams=("hidden_states",),
     ),

@@ -267,9 +267,9 @@ def _parse(config: RunConfig, rows: Sequence[Row], path: str) -> list[Prompt]:
 def _require_no_marks(prompt: Prompt, family: Family) -> None:
     """Check that what comes with images has nothing in its words that stands for one.
 
-    Of a family that is shown none no prompt has it, if it is known to stand for one.
+    Of some families no prompt has it.
     """
-    is_read = prompt.images or not family.editors
+    is_read = prompt.images or family.reads_marks
     for text in (prompt.text, prompt.negative or "") if is_read else ():
         if mark := mark_in(text, family):
             raise ConfigError(f"{prompt.origin}: {shown(text, 80)} {mark}")

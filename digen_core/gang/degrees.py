@@ -191,8 +191,10 @@ def check_degree(config: RunConfig, size: int, settings: tuple[Settings, Setting
     label = f"parallel.context_parallel is {config.parallel.context_parallel}"
     if degree != config.parallel.context_parallel:
         label += f" ({degree} in a gang of {size})"
-    if not FAMILIES[model.family].deals_tokens:
-        raise ConfigError(f"{label}, but {model.family} deals no tokens; use 1")
+    family = FAMILIES[model.family]
+    if not (family.deals_tokens and (family.deals_sources or not model.source_image)):
+        where = " where prompts come with images" * family.deals_tokens
+        raise ConfigError(f"{label}, but {model.family} deals no tokens{where}; use 1")
     if model.attention not in _KERNELS:
         raise ConfigError(
             f"{label}, but model.attention is {model.attention!r}; use one of {', '.join(_KERNELS)}"

@@ -28,8 +28,8 @@ MAX_RATIO: Final = 200  # of a picture's sides
 _VIDEO: Final = "<|video_pad|>"
 _SIDE: Final = 28  # pixels in height and width of a token
 _PIXELS: Final = {"shortest_edge": 3136, "longest_edge": 12845056}  # as it is published
-_SIDE_3: Final = 32  # of Qwen3-VL
-_PIXELS_3: Final = {"shortest_edge": 65536, "longest_edge": 16777216}  # likewise
+TINY_PATCH: Final = 8  # pixels in height and width of what a tiny Qwen3-VL sees, of 16
+_TINY_PIXELS: Final = {"shortest_edge": 256, "longest_edge": 16777216}
 
 
 class _WithoutVideos(ProcessorMixin):  # type: ignore[misc]
@@ -72,8 +72,11 @@ def new_processor(tokenizer: PreTrainedTokenizerBase) -> PicturesAndTexts:
 
 
 def new_processor_3(tokenizer: PreTrainedTokenizerBase) -> PicturesAndTexts3:
-    """Return a processor as Qwen3-VL's, around a tokenizer with a template of chats."""
-    images = Qwen2VLImageProcessorPil(size=dict(_PIXELS_3), patch_size=_SIDE_3 // 2)
+    """Return a processor as Qwen3-VL's, around a tokenizer with a template of chats.
+
+    Its pictures have tokens of 16 x 16 pixels for the published 32 x 32, and may be small.
+    """
+    images = Qwen2VLImageProcessorPil(size=dict(_TINY_PIXELS), patch_size=TINY_PATCH)
     return PicturesAndTexts3(images, tokenizer, chat_template=tokenizer.chat_template)
 
 

@@ -88,6 +88,7 @@ def kontext(tiny_families) -> str:
     [
         "flux",
         "flux2",
+        pytest.param("qwen_image21", marks=pytest.mark.families),
         "wan-ti2v",
         *(pytest.param(own, marks=pytest.mark.nightly) for own in EDITORS),
     ],
@@ -112,7 +113,12 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["flux2", pytest.param("qwen_image-edit-plus", marks=pytest.mark.nightly)]
+    "model",
+    [
+        "flux2",
+        pytest.param("qwen_image21", marks=pytest.mark.families),
+        pytest.param("qwen_image-edit-plus", marks=pytest.mark.nightly),
+    ],
 )
 def test_weights_equal_the_serial_reference_with_several_images(model, tiny_families, tmp_path):
     """Prompts have one, two or three of them, packs pairs of each, and sizes are two."""

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as qwen_edit
 from PIL import Image
 
 from digen_core.data.images import SourceImage
@@ -71,15 +70,13 @@ def condition_of(policy: PipelinePolicy, texts: Sequence[str]) -> Condition:
 
 
 def showing(pipeline: Any, height: int, width: int) -> AbstractContextManager[Any]:
-    """Have a stock Qwen-Image-Edit show its transformer images in a size, not near 1024 x 1024."""
+    """Have a stock Qwen-Image-Edit or 2.1 show images in a size, not near 1024 x 1024."""
     own = sys.modules[type(pipeline).__module__]
     usual = own.calculate_dimensions
 
     def dimensions(area: int, ratio: float) -> tuple[int | None, ...]:
-        if area != 1024 * 1024:
-            found: tuple[int | None, ...] = usual(area, ratio)
-            return found
-        return (width, height, None) if own is qwen_edit else (width, height)
+        found: tuple[int | None, ...] = usual(area, ratio)
+        return found if area != 1024 * 1024 else (width, height, *found[2:])
 
     return patch.object(own, "calculate_dimensions", dimensions)
 

@@ -3,8 +3,8 @@
 Wraps diffusers' HunyuanVideo15Pipeline and HunyuanVideo15ImageToVideoPipeline; the denoising loop
 is ours, and so is the way through the transformer (`digen_core.models.passes.hunyuan15`). Two
 encoders read a prompt: Qwen2.5-VL all of it, in a template, and ByT5 the words in quotation marks,
-which are to be drawn; most prompts have none. A model for images is shown the first frame's latents as more
-channels, and SigLIP's states of it.
+which are to be drawn; most prompts have none. A model for images is shown the first frame's latents
+as more channels, and SigLIP's states of it.
 """
 
 import logging

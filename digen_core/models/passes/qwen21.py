@@ -1,15 +1,18 @@
-"""The forward pass of Qwen-Image 2.1's transformer for texts, over the modules diffusers gives it.
+"""The forward pass of Qwen-Image 2.1's transformer, over the modules that diffusers gives it.
 
-diffusers' own has one layout for a batch, asks the device for it, and places images behind the
-padding of texts. Here each image stands behind the tokens that its own text has, as it does where
-a prompt is alone, so a velocity does not depend on the texts beside it, and half of a batch may be
-what guidance steers away from. A text's tokens see what stands before them, so padding behind them
-is no matter to them: only the image's attention has a mask, of keys, and none where no text is
-padded. So attention of most passes may be flash attention, and work can be counted without numbers.
+Text and images are one sequence: a text and an image that it comes with in turn, then the prompt,
+and last the image that is made. diffusers' own takes one layout for a batch, asks the device for
+it, and places images behind the padding of texts. Here the image that is made stands behind the
+tokens that its own text has, as it does where a prompt is alone, so a velocity does not depend on
+the texts beside it, and half of a batch may be what guidance steers away from. A text's tokens see
+what stands before them, so padding behind them is no matter to them: only the attention of the
+image that is made has a mask, of keys, and none where no text is padded. So work can be counted
+without numbers, and that attention may be flash attention.
 
-Axes: B samples, L tokens of text, N of an image, D channels of a token.
+Axes: B samples, L tokens of text, N of an image, S of all, D channels of a token.
 """
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -28,7 +31,7 @@ def compute_so(transformer: Any) -> None:
     norm = transformer.txt_in.text_norm
     norm.forward = MethodType(_normed, norm)
     for block in transformer.transformer_blocks:
-        block.attn.set_processor(TextsThenImages())
+        block.attn.set_processor(InTurn())
 
 
 def _forward(
@@ -38,68 +41,117 @@ def _forward(
     text: Tensor,
     mask: Tensor | None,
     grid: tuple[int, int],
+    before: Sequence[Tensor] = (),
 ) -> Tensor:
     """Return velocities [B, N, C].
 
     Args:
         self: the transformer.
-        hidden_states: packed latents [B, N, C].
+        hidden_states: packed latents [B, N, C], before them those of n source images.
         timestep: noise levels [B], in float32 or better.
         text: embeddings of prompts, [B, L, ...].
         mask: of its tokens, [B, L], those of padding last; None: none is padding.
         grid: rows and columns of an image.
+        before: embeddings of what stands before each source image, n times [B, P, ...].
     """
-    shown = causal = None
-    if self.dealt_over > 1:  # diffusers deals no attention that is causal by its name
-        causal = text.new_ones(text.shape[1], text.shape[1], dtype=torch.bool).tril()
-    if mask is not None:
-        keys = torch.cat([mask.new_ones(hidden_states.shape[:2]), mask], dim=1).bool()
-        shown = mask_as_dealt(keys[:, None, None], mask.shape[1], self.dealt_over)
     lengths = None if mask is None else mask.sum(dim=1)
-    rotary = self.pos_embed(text.shape[1], lengths, grid, hidden_states.device)
-    image, text = self.img_in(hidden_states), self.txt_in(text)
-    # Text is modulated as at the noise level 0, whichever the image's is: by the last row.
-    temb = self.time_text_embed(torch.cat([timestep, timestep.new_zeros(1)]), image)
+    places = [own.shape[1] for own in before], text.shape[1]
+    rotary = self.pos_embed(*places, lengths, grid, hidden_states.device)
+    images = self.img_in(hidden_states).chunk(len(before) + 1, dim=1)
+    texts = [self.txt_in(own) for own in (*before, text)]
+    pieces = [piece for pair in zip(texts, images, strict=True) for piece in pair]
+    x = torch.cat(pieces, dim=1)
+    # All but the image that is made is modulated as at the noise level 0: by the last row.
+    temb = self.time_text_embed(torch.cat([timestep, timestep.new_zeros(1)]), x)
     modulation = self.modulation(temb)
-    num_text, x = text.shape[1], torch.cat([text, image], dim=1)
-    is_image = torch.arange(x.shape[1], device=x.device) >= num_text
+    num_before = x.shape[1] - images[-1].shape[1]
+    is_made = torch.arange(x.shape[1], device=x.device) >= num_before
+    masks = _masks(self.dealt_over, pieces, text.shape[1], hidden_states.shape[1], mask)
     is_recomputed = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
-        arguments = x, modulation, rotary, (causal, shown), is_image
+        arguments = x, modulation, rotary, masks, is_made
         if is_recomputed:
             x = self._gradient_checkpointing_func(block, *arguments)
         else:
             x = block(*arguments)
-    velocity: Tensor = self.proj_out(self.norm_out(x[:, num_text:], temb[:-1]))
+    velocity: Tensor = self.proj_out(self.norm_out(x[:, num_before:], temb[:-1]))
     return velocity
 
 
-def _rotary(
-    self: Any, num_text: int, lengths: Tensor | None, grid: tuple[int, int], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the rotations of texts [1, L, D / 2] and of images [1 or B, N, D / 2], complex.
+def _masks(
+    dealt_over: int, pieces: Sequence[Tensor], num_text: int, num_image: int, mask: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return what the attention of each piece of a sequence masks; None: nothing.
 
-    A text's tokens count on all three axes. Of an image the first stays where its text ends, and
-    the others are rows and columns around 0; behind a table of numbers from 0 on are those below.
+    That of the first text is causal by its name, of others by a mask [L, S] up to their ends. Keys
+    are masked [B, 1, 1, S] for the image that is made.
+
+    Args:
+        dealt_over: members of a share; if they are several, there is one text and one image.
+        pieces: texts and images in turn, [B, ..., D], as this member has them.
+        num_text: tokens of the last text, in all.
+        num_image: tokens of images, in all.
+        mask: of the last text's tokens.
+    """
+    masks: list[Tensor | None] = [None] * len(pieces)
+    end = 0
+    for place, piece in enumerate(pieces):
+        start, end = end, end + piece.shape[1]
+        if place and not place % 2:
+            masks[place] = piece.new_ones(end - start, end, dtype=torch.bool).tril(start)
+    if dealt_over > 1:  # diffusers deals no attention that is causal by its name
+        masks[0] = pieces[0].new_ones(num_text, num_text, dtype=torch.bool).tril()
+    if mask is not None:
+        first = end - pieces[-1].shape[1] - pieces[-2].shape[1] if dealt_over == 1 else 0
+        last = pieces[-1].shape[1] if dealt_over == 1 else num_image
+        ones = mask.new_ones(len(mask), 1)
+        keys = [ones.expand(-1, first), mask, ones.expand(-1, last)]
+        shown = torch.cat(keys, dim=1).bool()[:, None, None]
+        masks[-1] = mask_as_dealt(shown, last, dealt_over)
+    return tuple(masks)
+
+
+def _rotary(
+    self: Any,
+    before: Sequence[int],
+    num_text: int,
+    lengths: Tensor | None,
+    grid: tuple[int, int],
+    device: torch.device,
+) -> tuple[Tensor, ...]:
+    """Return the rotations of each text [1, L, D / 2] and image [1 or B, N, D / 2], complex.
+
+    A text's tokens count on all three axes. Of an image the first stays where the text before it
+    ends, and the others are rows and columns around 0; a text behind it goes on as behind a text as
+    long as its longer side. Behind a table of numbers from 0 on are those below 0.
 
     Args:
         self: diffusers' module, with a table for each axis.
-        num_text: L.
-        lengths: of texts without their padding, [B]; None: none is padded.
+        before: tokens of the text before each source image.
+        num_text: L, of the prompt.
+        lengths: of prompts without their padding, [B]; None: none is padded.
         grid: rows and columns of an image.
         device: where it computes.
     """
     self.freqs = [table.to(device) for table in self.freqs]
     frames, *sides = self.freqs
-    place = frames[num_text : num_text + 1] if lengths is None else frames[lengths]
     of_rows, of_columns = (
         torch.cat([table[number // 2 - number :], table[: number // 2]])
         for table, number in zip(sides, grid, strict=True)
     )
-    shape = len(place), *grid, -1
-    image = [place[:, None, None], of_rows[None, :, None], of_columns[None, None]]
-    text = torch.cat([table[:num_text] for table in self.freqs], dim=-1)
-    return text[None], torch.cat([own.expand(shape) for own in image], dim=-1).flatten(1, 2)
+    found, start = [], 0
+    for place, number in enumerate((*before, num_text)):
+        end = start + number
+        is_last = place == len(before)
+        frame = frames[start + lengths] if is_last and lengths is not None else frames[end][None]
+        image = [frame[:, None, None], of_rows[None, :, None], of_columns[None, None]]
+        shape = len(frame), *grid, -1
+        found += [
+            torch.cat([table[start:end] for table in self.freqs], dim=-1)[None],
+            torch.cat([own.expand(shape) for own in image], dim=-1).flatten(1, 2),
+        ]
+        start = end + max(grid)
+    return tuple(found)
 
 
 def _normed(self: Any, x: Tensor) -> Tensor:
@@ -113,8 +165,11 @@ def _normed(self: Any, x: Tensor) -> Tensor:
     return normed.to(x)
 
 
-class TextsThenImages:
-    """Attention of a block: tokens of text to those before them, those of the image to all."""
+class InTurn:
+    """Attention of a block: a piece's tokens to those of all before and to its own.
+
+    Of a text to those before in it, of an image to all of it.
+    """
 
     _attention_backend: Any = None  # diffusers sets both
     _parallel_config: Any = None
@@ -123,61 +178,53 @@ class TextsThenImages:
         self,
         attn: Any,
         hidden_states: Tensor,
-        attention_mask: tuple[Tensor | None, Tensor | None],
-        rotary_emb: tuple[Tensor, Tensor],
+        attention_mask: Sequence[Tensor | None],
+        rotary_emb: Sequence[Tensor],
         **_: Any,
     ) -> Tensor:
-        """Return [B, L + N, D].
+        """Return [B, S, D].
 
         Args:
             attn: the module with the layers.
-            hidden_states: [B, L + N, D], text first.
-            attention_mask: of text, [L, L], where it is dealt; and of all keys, those of images
-                first, [B, 1, 1, N + L]; None masks none.
-            rotary_emb: of text and image, as `_rotary` makes them.
+            hidden_states: [B, S, D].
+            attention_mask: of each piece, as `_masks` makes them.
+            rotary_emb: of each piece, as `_rotary` makes them.
             _: of diffusers' own way.
         """
-        causal, shown = attention_mask
         query, key, value = (
             layer(hidden_states).unflatten(-1, (attn.heads, -1))
             for layer in (attn.to_q, attn.to_k, attn.to_v)
         )
-        queries, keys = (
-            _turned(norm(x).to(x), rotary_emb)
-            for norm, x in ((attn.norm_q, query), (attn.norm_k, key))
-        )
-        values = value.split([own.shape[1] for own in keys], dim=1)
-        of_text = self._attend(
-            queries[0], keys[0], values[0], attn_mask=causal, is_causal=causal is None
-        )
-        image, num_image = queries[1], keys[1].shape[1]
-        if causal is not None:  # diffusers deals as many queries as keys
-            image = torch.cat([image, queries[0]], dim=1)
-        whole = (torch.cat([own[1], own[0]], dim=1) for own in (keys, values))
-        of_image = self._attend(image, *whole, attn_mask=shown)[:, :num_image]
+        queries = _turned(attn.norm_q(query).to(value), rotary_emb)
+        key = torch.cat(_turned(attn.norm_k(key).to(value), rotary_emb), dim=1)
+        attended, end = [], 0
+        for place, (own, mask) in enumerate(zip(queries, attention_mask, strict=True)):
+            end += own.shape[1]
+            deals_keys = place > 0 and self._parallel_config is not None
+            asked = torch.cat(queries, dim=1) if deals_keys else own  # diffusers deals as many
+            found = dispatch_attention_fn(
+                asked,
+                key[:, :end],
+                value[:, :end],
+                attn_mask=mask,
+                is_causal=place == 0 and mask is None,
+                backend=self._attention_backend,
+                parallel_config=self._parallel_config,
+            )
+            found = found[:, -own.shape[1] :] if deals_keys else found
+            attended.append(found.flatten(2).to(value))
         # Each by itself, as attention's gradient would have gaps else: see `make_gradients_dense`.
-        both = [attn.to_out[0](own.flatten(2).to(query)) for own in (of_text, of_image)]
-        found: Tensor = attn.to_out[1](torch.cat(both, dim=1))
-        return found
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
-        found: Tensor = dispatch_attention_fn(
-            query,
-            key,
-            value,
-            backend=self._attention_backend,
-            parallel_config=self._parallel_config,
-            **how,
-        )
-        return found
+        both = torch.cat([attn.to_out[0](own) for own in attended], dim=1)
+        result: Tensor = attn.to_out[1](both)
+        return result
 
 
-def _turned(x: Tensor, rotary: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Return texts [B, L, heads, D] and images [B, N, heads, D] of both, pairs of channels turned.
+def _turned(x: Tensor, rotary: Sequence[Tensor]) -> list[Tensor]:
+    """Return the pieces [B, ..., heads, D] of a sequence, pairs of their channels turned.
 
     Args:
-        x: [B, L + N, heads, D].
-        rotary: of text and image, as `_rotary` makes them.
+        x: [B, S, heads, D].
+        rotary: of each piece, as `_rotary` makes them.
     """
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     parts = torch.view_as_complex(pairs).split([own.shape[1] for own in rotary], dim=1)

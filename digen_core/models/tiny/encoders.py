@@ -161,8 +161,14 @@ def _places_of_marks(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     return {name: place for name, place in places.items() if place is not None}
 
 
-def qwen3_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
-    """Return a Qwen3-VL: Qwen-Image 2.1 reads the states behind its last layer, without a norm."""
+def qwen3_vl(tokenizer: PreTrainedTokenizerBase, width: int, patch: int) -> Any:
+    """Return a Qwen3-VL: Qwen-Image 2.1 reads the states behind its last layer, without a norm.
+
+    Args:
+        tokenizer: with marks of pictures.
+        width: of the states.
+        patch: pixels in height and width of what it sees.
+    """
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(
             text_config={
@@ -177,6 +183,7 @@ def qwen3_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
                 "out_hidden_size": width,
                 "num_position_embeddings": 16,
                 "deepstack_visual_indexes": [0],
+                "patch_size": patch,
             },
             **_places_of_marks(tokenizer),
         )

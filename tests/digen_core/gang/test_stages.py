@@ -52,6 +52,7 @@ OF_FOUR_BLOCKS = ("flux", "flux2", "hunyuan_video")
 OTHERS = [
     Case("qwen_image", lora=False, stages=2, checkpointing=True),
     Case("qwen_image21", lora=False, stages=2, checkpointing=True),
+    Case("qwen_image21", stages=2, edits=2),
     Case("z_image", lora=False, stages=2, checkpointing=True),
     Case("hunyuan_video", lora=False, stages=2, num_rows=1),
     Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),

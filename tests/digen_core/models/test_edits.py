@@ -25,7 +25,7 @@ from digen_core.seeding import EVALUATION_NOISE
 from support.edits import picture, showing, source, write_edit_2511
 from support.families import KONTEXT, NEGATIVE, QWEN_EDITORS, load_tiny
 from support.flux2 import BEFORE_IN_DEV, write_dev
-from support.stock import stock
+from support.stock import on_white, stock
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +46,7 @@ def editors(tiny_families, tmp_path_factory) -> dict[str, tuple[str, str]]:
         "dev": ("flux2", write_dev(klein, folder / "dev")),
         **{name: (name, tiny_families[name]) for name in QWEN},
         "2511": (QWEN[1], write_edit_2511(folder / "2511")),
+        "2.1": ("qwen_image21", tiny_families["qwen_image21"]),
     }
 
 
@@ -94,12 +95,20 @@ def stock_call(editors, policy, name):
         settings["negative_prompt"] = NEGATIVE
         shown = showing(pipeline, **SIZE)
 
+    if name == "2.1":  # which takes texts of any length, and latents of the published VAE's size
+        del settings["max_sequence_length"]
+        pipeline.vae_scale_factor = 8
+        settings["true_cfg_scale"] = settings.pop("guidance_scale")
+        settings["negative_prompt"] = [NEGATIVE]
+        shown = showing(pipeline, **SIZE)
+
     def call(text, image, latent):
         packed = latent[None]
         if name in ("klein", "dev"):
             packed = packed.transpose(1, 2).reshape(1, -1, 4, 5)
         with shown:
-            return pipeline(prompt=[text], image=image, latents=packed, **settings).images
+            made = pipeline(prompt=[text], image=image, latents=packed, **settings).images
+        return on_white(made) if name == "2.1" else made
 
     return call
 
@@ -107,8 +116,8 @@ def stock_call(editors, policy, name):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        *((name, {}) for name in ("kontext", "klein", "dev", *QWEN)),
-        *((name, {"guidance_scale": 1.0}) for name in QWEN),
+        *((name, {}) for name in ("kontext", "klein", "dev", *QWEN, "2.1")),
+        *((name, {"guidance_scale": 1.0}) for name in (*QWEN, "2.1")),
         ("2511", {}),
     ],
 )
@@ -123,7 +132,7 @@ def test_noiseless_edits_are_the_stock_pipelines(editors, name, changes):
         torch.testing.assert_close(made[index : index + 1], expected, rtol=0, atol=1e-5)
 
 
-SHOWN_SEVERAL = ["klein", "dev", QWEN[1]]
+SHOWN_SEVERAL = ["klein", "dev", QWEN[1], "2.1"]
 
 
 @pytest.mark.parametrize("name", SHOWN_SEVERAL)
@@ -147,7 +156,7 @@ def test_edits_of_several_images_are_the_stock_pipelines(editors, name):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["klein", QWEN[1]])
+@pytest.mark.parametrize("name", ["klein", QWEN[1], "2.1"])
 def test_the_order_of_images_matters(editors, name):
     policy = load_editor(editors, name, max_source_images=2)
     images = source(1, 80, 64), source(2, 80, 64)
@@ -160,7 +169,7 @@ def test_the_order_of_images_matters(editors, name):
     assert (one - two).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["klein", QWEN[1]])
+@pytest.mark.parametrize("name", ["klein", QWEN[1], "2.1"])
 def test_the_condition_of_the_most_images_is_what_is_counted(editors, name):
     policy = load_editor(editors, name, max_source_images=3)
     most = encoded(policy, [Prompt(TEXTS[0], images=(source(0),) * 3)])
@@ -183,7 +192,7 @@ def test_an_editor_of_one_image_is_shown_no_two(editors, name):
         check_model_folder(model)
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN, "2.1"])
 def test_another_image_makes_another_edit(editors, name):
     policy = load_editor(editors, name)
     others = [Prompt(own.text, images=(source(9 + n, 80, 64),)) for n, own in enumerate(PROMPTS)]
@@ -194,7 +203,7 @@ def test_another_image_makes_another_edit(editors, name):
     assert ((one - two).flatten(1).abs().amax(1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN, "2.1"])
 def test_the_image_is_shown_in_the_size_of_the_samples(editors, name):
     policy = load_editor(editors, name)
     size = 32, 48, 1
@@ -218,7 +227,7 @@ def test_a_larger_image_is_scaled_to_cover_and_cut_at_its_edges():
     assert abs(shown - middle).mean() < 2
 
 
-@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN])
+@pytest.mark.parametrize("name", ["kontext", "klein", *QWEN, "2.1"])
 def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(editors, name):
     policy = load_editor(editors, name)
     trainer = adapter_of(policy.config.family).load(policy.config, TRAINER_PARTS)

@@ -11,15 +11,17 @@ from diffusers import QwenImage21Transformer2DModel
 
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
+from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError, UserError
+from digen_core.gang.degrees import check_degree
 from digen_core.models.families import adapter_of
 from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.families import load_tiny
+from support.families import EDITED, load_tiny
 from support.paths import ROOT
 from support.stock import generate, stock
 
@@ -211,6 +213,22 @@ def test_another_transformer_is_refused(changed):
         load_tiny(path, FAMILY)
 
 
-def test_source_images_are_refused(folder):
-    with pytest.raises(ValueError, match="is 'qwen_image21', which is shown no source image; use"):
-        ModelConfig(family=FAMILY, path=folder, source_image=True)
+def test_a_shape_that_the_text_encoder_does_not_take_is_refused():
+    published = ROOT / "deployments/model_configs/Qwen-Image-2.1"
+    model = ModelConfig(family=FAMILY, path="x", height=32, width=6432, source_image=True)
+    with pytest.raises(ConfigError, match="32 x 6432; this model is shown images of at most 200"):
+        adapter_of(FAMILY).without_weights(model, published)
+    texts = model.model_copy(update={"source_image": False})
+    assert adapter_of(FAMILY).without_weights(texts, published).latent_shape == (2 * 402, 64)
+
+
+def test_tokens_of_edits_are_not_dealt():
+    tree = {
+        "model": {"family": FAMILY, "path": "x"},
+        "prompts": EDITED,
+        "parallel": {"context_parallel": 2},
+        "cluster": {"trainer_gang": 2},
+    }
+    with pytest.raises(ConfigError, match="qwen_image21 deals no tokens where prompts"):
+        check_degree(RunConfig.model_validate(tree), 2, None)
+    check_degree(RunConfig.model_validate(tree | {"prompts": {}}), 2, None)
