@@ -184,14 +184,15 @@ class ModelConfig(Strict):
     source_image: bool = False
     """Whether prompts come with an image that is to be edited, or that a video begins with, which
     the model is shown: true where prompts.image_column is set. It takes a FluxKontextPipeline
-    (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), a Wan that is made for it: I2V of
-    2.1 and 2.2, FLF2V, TI2V-5B (wan), or an I2V of HunyuanVideo 1.5 (hunyuan_video15). Images are
-    scaled to cover the samples' size and cut at their edges."""
+    (flux), a FLUX.2 (flux2), a Qwen-Image-Edit (qwen_image), Qwen-Image 2.1 (qwen_image21), a Wan
+    that is made for it: I2V of 2.1 and 2.2, FLF2V, TI2V-5B (wan), or an I2V of HunyuanVideo 1.5
+    (hunyuan_video15). Images are scaled to cover the samples' size and cut at their edges."""
 
     max_source_images: int = Field(1, ge=1, le=MAX_SOURCE_IMAGES)
     """Most source images that a prompt comes with: memory and plans are counted of so many. More
-    than 1 takes a FLUX.2 (flux2) or a Qwen-Image-Edit-2509 or 2511 (qwen_image); with 2 a Wan 2.2
-    I2V-A14B or Wan 2.1 FLF2V (wan) is shown what a video begins with, and what it ends with."""
+    than 1 takes a FLUX.2 (flux2), a Qwen-Image-Edit-2509 or 2511 (qwen_image) or Qwen-Image 2.1
+    (qwen_image21); with 2 a Wan 2.2 I2V-A14B or Wan 2.1 FLF2V (wan) is shown what a video begins
+    with, and what it ends with."""
 
     negative_prompt: str = ""
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space),

@@ -172,8 +172,10 @@ def _cutting(pipeline: Any, length: int) -> Iterator[None]:
         return
     encode = pipeline.encode_prompt
 
-    def cut(**given: Any) -> Iterator[Any]:
-        return (own if own is None else own[:, :length] for own in encode(**given))
+    def cut(**given: Any) -> list[Any]:
+        *found, slots = encode(**given)  # slots of images, behind which the prompt stands
+        end = length + max((place + 1 for place, own in enumerate(slots[0]) if own), default=0)
+        return [own if own is None else own[:, :end] for own in (*found, slots)]
 
     with patch.object(pipeline, "encode_prompt", cut):
         yield

@@ -243,13 +243,10 @@ def test_an_editor_is_shown_what_the_run_showed_it():
     assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
-@pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *QWEN_EDITORS])
-def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
+@pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *QWEN_EDITORS, "qwen_image21"])
+def test_an_editor_is_given_images(tiny_families, tmp_path, model_name, stock_processor):
     path, family = tiny_families[model_name], family_of(model_name)
-    shown, scale = nullcontext(), "guidance_scale"
-    if family == "qwen_image":
-        pytest.importorskip("torchvision")  # the stock pipeline's processor takes it
-        scale = "true_cfg_scale"
+    shown, scale = nullcontext(), adapter_of(family).guidance_argument
     size = {"height": 64, "width": 80}
     trained(path, model_name, tmp_path / "lora", source_image=True, **size)
     tree = {
@@ -266,16 +263,20 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name):
     found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
     pipeline = stock(path)
     pipeline.load_lora_weights(str(tmp_path / "lora"))
-    call = {"_auto_resize": False, "max_area": 64 * 80} if family == "flux" else {}
+    call: dict = {"max_sequence_length": 49}
+    if family == "flux":
+        call |= {"_auto_resize": False, "max_area": 64 * 80}
     if family == "qwen_image":
+        shown, call = showing(pipeline, **size), {**call, "negative_prompt": ""}
+    if family == "qwen_image21":  # the prompts are shorter than 49
         shown, call = showing(pipeline, **size), {"negative_prompt": ""}
+        pipeline.vae_scale_factor = 8
     for prompt, image, made in zip(PROMPTS, images, found, strict=True):
         with shown:
             expected = pipeline(
                 prompt=prompt,
                 image=Image.open(io.BytesIO(image)),
                 num_inference_steps=2,
-                max_sequence_length=49,
                 generator=torch.Generator().manual_seed(3),
                 **{scale: 3.0},
                 **size,

@@ -385,7 +385,7 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
             {"family": "flux", "path": "x", "max_source_images": 2},
             {"image_column": "i"},
             "model.max_source_images is 2, but flux is shown one source image; use 1, or one of "
-            "qwen_image, wan, flux2",
+            "qwen_image, qwen_image21, wan, flux2",
         ),
         (
             {"family": "wan", "path": "x", "max_source_images": 3},
