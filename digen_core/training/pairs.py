@@ -110,7 +110,7 @@ def gather_pairs(
     Args:
         pack: which pairs, of trajectories of one number of steps.
         segments: that cover its steps, or the last ones if clean latents are trained; in any order.
-        conditions: of each group, one row.
+        conditions: of each group, and perhaps of others, one row.
         advantages: [G] of each group, or [G, K] where trained steps differ.
         device: where the batch goes.
         config: of the run.
@@ -138,7 +138,7 @@ def gather_pairs(
             np.repeat(conditions[block.fragment.group][name], block.num_rows, axis=0)
             for block, _, _ in found
         )
-        for name in next(iter(conditions.values()))
+        for name in conditions[found[0][0].fragment.group]  # of others it may have other names
     }
     reference = None
     if config.generates_reference:

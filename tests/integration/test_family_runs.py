@@ -1,5 +1,7 @@
 """Every family through Prefect and Dask: FlowGRPO and DanceGRPO, images and videos.
 
+And DiffusionNFT on one whose forward pass is digen's own.
+
 Fragments, full packs and groups have one size: a replay is computed in the batch of the rollout,
 and its log-ratios are exactly 0. ``disaggregated`` ends an iteration with smaller packs, which may
 round otherwise.
@@ -24,16 +26,19 @@ ALGORITHMS = {
         "model.shift": 3.0,
         "algorithm": {"type": "dance_grpo", "trained_fraction": 0.7},
     },
+    "diffusion_nft": {"algorithm": {"type": "diffusion_nft", "kl_coefficient": 0.01}},
 }
 LAYOUTS = {  # with one trainer: several share what is left, in packs of other sizes
     "flow_grpo": Case("tsp", (2, 1), 4, 4),
     "dance_grpo": Case("disaggregated", (2, 1), 4, 4),
+    "diffusion_nft": Case("tsp", (2, 1), 4, 4),
 }
 RUNS = [
     (model, frames, algorithm)
     for model in MODELS
     for frames in ((1, 5) if family_of(model) in VIDEO_FAMILIES else (1,))
     for algorithm in ALGORITHMS
+    if algorithm != "diffusion_nft" or model == "qwen_image21"
 ]
 IN_MAKE_TEST = (RUNS.index(("wan", 5, "flow_grpo")),)
 
