@@ -4,13 +4,14 @@ Names are as they stand in these files on GitHub, from which only the names are 
 
 | Comfy-Org/ComfyUI        comfy/lora.py, comfy/utils.py, comfy/supported_models.py, comfy/ldm/
 | kohya-ss/sd-scripts      networks/lora_flux.py, lora_sd3.py
-| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py, lora_flux_2.py,
-|                          lora_zimage.py, lora_hv_1_5.py
+| kohya-ss/musubi-tuner    networks/lora.py, lora_wan.py, lora_qwen_image.py,
+|                          lora_qwen_image_21.py, lora_flux_2.py, lora_zimage.py, lora_hv_1_5.py
 
 kohya's scripts load LoRAs of blocks, and of a few layers outside. ComfyUI knows diffusers' names of
-flux and sd3, and of the other families those of the published models, which are diffusers' own for
-qwen_image; of z_image it knows diffusers' in their place, too. Of hunyuan_video15 it has one matrix
-for queries, keys and values, which the published model and kohya's scripts keep apart.
+flux, sd3 and qwen_image21, and of the other families those of the published models, which are
+diffusers' own for qwen_image; of z_image it knows diffusers' in their place, too. Of
+hunyuan_video15 it has one matrix for queries, keys and values, which the published model and
+kohya's scripts keep apart.
 """
 
 from collections.abc import Mapping
@@ -126,6 +127,10 @@ _QWEN: Final = (
     *(f"attn.add_{name}_proj" for name in "qkv"),
     *(f"{stream}_{layer}" for stream in ("img", "txt") for layer in ("mod.1", *_ff("mlp", "", ""))),
 )
+_QWEN_21: Final = (
+    *(f"attn.to_{name}" for name in ("q", "k", "v", "out.0")),
+    *(f"img_mlp.{name}" for name in ("proj", "gate_layer", "out")),
+)
 _Z_IMAGE: Final = (
     *(f"attention.to_{name}" for name in ("q", "k", "v", "out.0")),
     *(f"feed_forward.w{number}" for number in (1, 2, 3)),
@@ -146,6 +151,7 @@ BLOCKS: Final[dict[str, Table]] = {
     "sd3": _JOINT,
     "wan": _WAN,
     "qwen_image": _numbered({n: n for n in _QWEN}, "transformer_blocks", "transformer_blocks"),
+    "qwen_image21": _numbered({n: n for n in _QWEN_21}, "transformer_blocks", "transformer_blocks"),
     "z_image": {
         f"{blocks}.#.{name}": f"{blocks}.#.{name}"
         for blocks in ("layers", "noise_refiner", "context_refiner")
@@ -275,6 +281,14 @@ OUTSIDE: Final[dict[str, Table]] = {
             *_linear("time_text_embed.timestep_embedder", "", ""),
         )
     },
+    "qwen_image21": {
+        name: name
+        for name in (
+            *("img_in", "txt_in.in_layer", "txt_in.out_layer", "modulation.1"),
+            *("norm_out.linear", "proj_out"),
+            *_linear("time_text_embed.timestep_embedder", "", ""),
+        )
+    },
     "z_image": {
         name: name
         for name in (
@@ -285,7 +299,7 @@ OUTSIDE: Final[dict[str, Table]] = {
 }
 """By family: the layers that are in none of them."""
 
-DIFFUSERS_NAMES: Final = frozenset({"flux", "sd3"})
+DIFFUSERS_NAMES: Final = frozenset({"flux", "sd3", "qwen_image21"})
 """Families of which ComfyUI maps diffusers' names to its own."""
 
 OUTSIDE_OF_KOHYA: Final = frozenset({"flux", "sd3"})

@@ -184,6 +184,29 @@ def comfyui_qwen_image(depth: int) -> set[str]:
     return {f"diffusion_model.{name}" for name in qwen_image(depth) | names}
 
 
+def qwen_image21(depth: int) -> set[str]:
+    """QwenLM/Qwen-Image-2.1, whose code is diffusers': transformer_qwenimage21.py."""
+    layers = {f"attn.to_{name}" for name in (*QKV, "out.0")}
+    return blocks(
+        "transformer_blocks",
+        depth,
+        layers | {f"img_mlp.{n}" for n in ("proj", "gate_layer", "out")},
+    )
+
+
+def kohya_qwen_image21(depth: int) -> set[str]:
+    """musubi-tuner, networks/lora_qwen_image_21.py: QwenImage21TransformerBlock."""
+    return flat(qwen_image21(depth))
+
+
+def comfyui_qwen_image21(depth: int) -> set[str]:
+    """ComfyUI, comfy/lora.py, QwenImage: diffusers' names, also of two that are one matrix."""
+    names = {"img_in", "txt_in.in_layer", "txt_in.out_layer", "modulation.1", "proj_out"}
+    names |= {f"time_text_embed.timestep_embedder.linear_{number}" for number in (1, 2)}
+    names |= qwen_image21(depth) | {"norm_out.linear"}
+    return {f"transformer.{name}" for name in names}
+
+
 def z_image(depth: int, refiners: int) -> set[str]:
     """Tongyi-MAI/Z-Image, whose layers are called as in diffusers' transformer_z_image.py."""
     layers = {f"attention.to_{name}" for name in (*QKV, "out.0")}

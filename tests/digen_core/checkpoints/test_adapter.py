@@ -263,6 +263,21 @@ def test_what_is_added_is_what_a_converted_checkpoint_would_have(
         torch.testing.assert_close(converted[f"{name}.weight"], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_both_programs_call_layers_of_qwen_image21_as_diffusers_does(
+    target, tiny_families, tmp_path
+):
+    """Whose conversions know neither format of it."""
+    policy = load_tiny(tiny_families["qwen_image21"], "qwen_image21")
+    shapes = linear_layers(policy, lambda name: target == "comfyui" or is_in_block(name))
+    adapter = adapter_of("qwen_image21", shapes)
+    found, expected = added_by(exported(target, adapter, tmp_path)), added(adapter)
+    assert len(found) == len(expected)
+    for name, value in expected.items():
+        key = {"comfyui": f"transformer.{name}", "kohya": f"lora_unet_{name.replace('.', '_')}"}
+        torch.testing.assert_close(found[key[target]], value, rtol=1e-6, atol=1e-7)
+
+
 HIDDEN = 3072  # of the published models; diffusers' conversions know no other
 
 
