@@ -43,16 +43,23 @@ NO_NUMBER: Final = "no_number"
 
 @cache
 def _is_of_numbers(model: type[BaseModel], field: str) -> bool:
-    """Say whether numbers are values of a field, and true and false are not."""
+    """Say whether numbers are values of a field, or are in it, and true and false are not.
+
+    Tables that are models see to their own.
+    """
     kinds, found = [model.model_fields[field].annotation], set[object]()
     while kinds:
         kind = kinds.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return False
         found.add(kind)
         kinds += get_args(kind)
     return not found.isdisjoint({int, float}) and found.isdisjoint({bool, object, Any})
 
 
 def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        value = [*value.values()]
     if isinstance(value, list | tuple):
         for each in value:
             yield from _leaves(each)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from deployments.views.terminal import terminal
 from digen_core.config.load import tree_of_run
-from digen_core.config.schedule import SQLITE, mlflow_of_environment
+from digen_core.config.schedule import SQLITE, database_in, mlflow_of_environment
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
@@ -46,10 +46,10 @@ def compare(
     for target in (run, *others):  # MLflow takes seconds to import: mistakes are reported before
         if Path(target).is_dir():
             tree_of_run(Path(target))
-        elif uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).exists():
+        elif (database := database_in(uri)) is not None and not database.exists():
             raise UserError(
                 f"there is no run {target}: no folder has that name, and MLflow has no file "
-                f"{uri.removeprefix(SQLITE)}"
+                f"{database}"
             )
 
     from deployments.views import compare as command

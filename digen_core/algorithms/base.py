@@ -36,8 +36,9 @@ def check_num_levels(num_levels: int, fraction: float, num_steps: int) -> None:
     there = int(num_steps * fraction)
     if there < num_levels:
         raise ValueError(
-            f"algorithm.trained_fraction ({fraction:g}) of rollout.num_steps ({num_steps}) is "
-            f"{there} noise levels, fewer than algorithm.num_levels ({num_levels}); lower that one."
+            f"algorithm.trained_fraction ({fraction:g}) of rollout.num_steps ({num_steps}) leaves "
+            f"{there} of the noise levels, fewer than algorithm.num_levels ({num_levels}); lower "
+            "that one."
         )
 
 

@@ -37,8 +37,8 @@ class DiffusionNft(ForwardProcess):
     as in Flow-Factory; null: as many as the share has."""
 
     own_levels: bool = False
-    """Whether each sample trains levels of its own, anew in each epoch, as published: num_levels,
-    or where that is null as many as the share has, drawn from all of the schedule. Otherwise all
+    """Whether each sample trains levels of its own, anew in each epoch, as published: num_levels of
+    the share; where that is null, as many as the share has of all of the schedule. Otherwise all
     train those drawn for the iteration, or the first ones, from the highest one."""
 
     def num_trained(self, num_steps: int) -> int:

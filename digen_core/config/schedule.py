@@ -4,6 +4,7 @@ Importing this module must not import torch.
 """
 
 import os
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -45,6 +46,13 @@ _INSTEAD_OF_PASSWORD: Final = (
 
 SQLITE: Final = "sqlite:///"
 """How an address of MLflow begins that is a file."""
+
+
+def database_in(uri: str) -> Path | None:
+    """Return the file that an address of MLflow is; None: it is another one."""
+    if not uri.startswith(SQLITE):
+        return None
+    return Path(uri.removeprefix(SQLITE).partition("?")[0])
 
 
 def mlflow_of_environment() -> str | None:

@@ -51,7 +51,7 @@ def check_model(config: RunConfig) -> None:
     check_device(model, here=here)
     if here:
         check_compiler(model)
-        check_graphs(config)
+        check_cuda_graphs(config)
     check_gangs(config)
     if Path(model.source).is_dir() and config.train.lora is not None and config.parallel.has_stages:
         check_targets_of_stages(config, shapes_in_folder(Path(model.source) / "transformer"))
@@ -211,7 +211,7 @@ def check_compiler(model: ModelConfig) -> None:
         require_compiler(_type_here(model))
 
 
-def check_graphs(config: RunConfig) -> None:
+def check_cuda_graphs(config: RunConfig) -> None:
     """Check that a model on this machine has CUDA graphs, if rollouts are to have them.
 
     Raises:

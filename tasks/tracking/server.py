@@ -14,7 +14,7 @@ from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
 from digen_core.config.run import RunConfig
-from digen_core.config.schedule import SQLITE, mlflow_of_environment
+from digen_core.config.schedule import SQLITE, database_in, mlflow_of_environment
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from tasks.tracking.view import KEY, VIEW_TAG, view_state
@@ -47,11 +47,22 @@ def alone_in(uri: str) -> Iterator[None]:
 
     Whoever opens a file first makes its tables, which two at once cannot. Servers see to it
     themselves.
+
+    Raises:
+        UserError: the file's folder cannot be made, or opened.
     """
-    if not uri.startswith(SQLITE):
+    database = database_in(uri)
+    if database is None:
         yield
         return
-    folder = os.open(Path(uri.removeprefix(SQLITE)).parent, os.O_RDONLY)
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(database.parent, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(
+            f"tracking: MLflow's file {database} cannot be made: {error.strerror}; use another "
+            "address"
+        ) from error
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # closing it ends this
         yield

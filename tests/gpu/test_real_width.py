@@ -12,13 +12,14 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.models.loading import build_trainable
+from digen_core.models.offload import off_device
 from digen_core.models.pipeline import cuda_graphs
 from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS
-from support.captures import taped
+from support.captures import computed_again, taped
 from support.families import FAMILIES, PUBLISHED, frames_of
 from support.gpu import DEVICES, peak_bytes, relative_error
 
@@ -73,23 +74,25 @@ def family(request) -> str:
     return request.param
 
 
-def velocity(policy: PipelinePolicy) -> torch.Tensor:
+def velocity(
+    policy: PipelinePolicy, count: int = SAMPLES, seed: int = 1, sigma: float = 0.5
+) -> torch.Tensor:
     """The velocity of some samples, the same each time."""
-    generator = torch.Generator(policy.device).manual_seed(1)
+    generator = torch.Generator(policy.device).manual_seed(seed)
     x = torch.randn(
-        SAMPLES,
+        count,
         *policy.latent_shape,
         generator=generator,
         device=policy.device,
         dtype=policy.latent_dtype,
     )
-    torch.manual_seed(2)
+    torch.manual_seed(1 + seed)
     condition = {
-        name: value.expand(SAMPLES, *value.shape[1:])
+        name: value.expand(count, *value.shape[1:])
         for name, value in noise_condition(policy).items()
     }
-    sigma = torch.full((SAMPLES,), 0.5, device=policy.device)
-    return policy.velocity(x, sigma, policy.without_padding(condition))
+    levels = torch.full((count,), sigma, device=policy.device)
+    return policy.velocity(x, levels, policy.without_padding(condition))
 
 
 def gradients(policy: PipelinePolicy) -> torch.Tensor:
@@ -204,21 +207,61 @@ def tables_of(policy: PipelinePolicy) -> int:
     return policy.transformer.pos_embed.pos_freqs.nbytes if is_qwen else 0
 
 
-def test_graphs_compute_the_same(place, monkeypatch):
-    """Also with other weights, which a push writes where they lie. On a CPU a stand-in captures."""
-    if place.device == "cpu":
-        monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: taped)
-    plain = place.build(place.config())
-    graphed = place.build(place.config(rollout={"cuda_graphs": True}))
-    for scale in (1.0, 0.5):
-        for policy in (plain, graphed):
-            for parameter in trainable_parameters(policy).values():
-                parameter.data.mul_(scale)
-        with torch.no_grad():
-            expected = velocity(plain)
-            for _ in range(3):
-                with graphed.sampling():
-                    assert relative_error(velocity(graphed), expected) <= BOUNDS[place.device] / 10
+@pytest.fixture
+def captures(place, monkeypatch):
+    """Return a function: graphs are few, and on a CPU a stand-in captures."""
+
+    def begin(most: int, *, compiles: bool) -> None:
+        monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", most)
+        if place.device == "cpu":
+            capture = computed_again if compiles else taped
+            monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: capture)
+
+    return begin
+
+
+GRAPHS = [
+    {},
+    {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}},
+    {"model": {"compile": True}, "algorithm": {"correction": "recompute"}},
+]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        GRAPHS[0],
+        *(pytest.param(own, marks=pytest.mark.nightly) for own in GRAPHS[1:]),
+    ],
+    ids=["plain", "float8", "compiled"],
+)
+def test_graphs_compute_what_the_pass_does(place, tables, captures):
+    """Of other numbers, batches and weights, also where these lie elsewhere since."""
+    captures(2, compiles="model" in tables)
+    tables = {**tables, "rollout": {**tables.get("rollout", {}), "cuda_graphs": True}}
+    policy = place.build(place.config(**tables))
+
+    @torch.no_grad()
+    def compare(**given) -> None:
+        with policy.sampling():
+            found = velocity(policy, **given)
+            for graphed in policy.graphed:
+                graphed.is_on = False
+            expected = velocity(policy, **given)
+        assert relative_error(found, expected) <= BOUNDS[place.device] / 100
+
+    for count, seed, sigma in ((2, 1, 0.5), (2, 2, 0.25), (1, 3, 0.5), (2, 4, 0.75), (1, 5, 0.1)):
+        compare(count=count, seed=seed, sigma=sigma)
+    for parameter in trainable_parameters(policy).values():
+        parameter.data.mul_(0.5)  # as a push writes them
+    compare(seed=6)
+    with off_device(policy.transformers, policy.device):
+        pass
+    for seed in (7, 8):
+        compare(seed=seed)
+    captures(1, compiles="model" in tables)
+    for count in (1, 2, 1, 2):  # each shape drives the other out
+        compare(count=count, seed=9)
 
 
 def test_kernels_of_attention_agree(place):

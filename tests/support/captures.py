@@ -1,4 +1,4 @@
-"""A capture of tensor operations on a CPU, in place of a GPU's: the same tensors, other numbers."""
+"""Captures on a CPU, in place of a GPU's: the same tensors, other numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +15,17 @@ def taped(run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
 
     def again() -> None:
         for own, new in zip(_tensors(result), _tensors(tape()), strict=True):
+            own.copy_(new)
+
+    return result, again
+
+
+def computed_again(run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
+    """Capture nothing: what a function computes is computed again, compiled code included."""
+    result = run()
+
+    def again() -> None:
+        for own, new in zip(_tensors(result), _tensors(run()), strict=True):
             own.copy_(new)
 
     return result, again

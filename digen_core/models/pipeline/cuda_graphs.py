@@ -6,7 +6,6 @@ captured: numbers are those of the pass itself. It reads weights where they lay 
 which writes into them, is seen; where they lie elsewhere since, it is captured again.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +24,13 @@ from digen_core.models.experts import transformers_in
 from digen_core.models.policy import Policy
 
 MOST_GRAPHS: Final = 32
-"""Graphs of a transformer that are kept, those used last: each holds its inputs and its result."""
+"""Graphs of a policy that are kept: each has memory of its own for what it is given and returns."""
+
+_ENDED_EARLY: Final = 20  # exceptions that one was raised in the handling of
 
 
 class Capture(Protocol):
-    """A way to capture what a function computes."""
+    """A way to capture what functions compute."""
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
         """Return the function's result, and what computes it again, into the same tensors."""
@@ -85,6 +86,77 @@ class _Graph:
         return pytree.tree_map_only(Tensor, Tensor.clone, self.result)
 
 
+class Graphs:
+    """The graphs of a policy, by what a pass depends on.
+
+    They go all at once, where there are too many or one is of weights that lie elsewhere since:
+    kernels of one have scratch memory that torch gives up when another one of its stream goes
+    (pytorch#193402).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._capture: Capture = DeviceCapture(device)
+        self._kept: dict[Hashable, _Graph] = {}
+
+    def find(self, key: Hashable) -> _Graph | None:
+        """Return the graph of a pass; None: it is to be captured."""
+        found = self._kept.get(key)
+        if found is not None and not found.is_current:
+            self.clear()
+            return None
+        return found
+
+    def capture(self, key: Hashable, inputs: list[Tensor], run: Callable[[], Any]) -> None:
+        """Keep the graph of a pass that ran before.
+
+        Args:
+            key: what it depends on.
+            inputs: that it is given, which belong to the graph from now on.
+            run: the pass.
+
+        Raises:
+            ConfigError: it cannot be captured.
+            torch.OutOfMemoryError: there is no memory for it.
+        """
+        if len(self._kept) >= MOST_GRAPHS:
+            self.clear()
+        reads = _Reads(inputs)
+        # a compiled block that is looked into would not be compiled any more
+        with torch.compiler.set_stance("force_eager"), reads:
+            run()
+        read = [*reads.found]
+        try:
+            result, launch = self._capture(run)
+        except RuntimeError as error:
+            self.clear()
+            raise _told(error) from error
+        places = [own.data_ptr() for own in read]
+        self._kept[key] = _Graph(inputs, read, places, result, launch)
+
+    def clear(self) -> None:
+        """Forget all graphs, and give their memory back."""
+        if self._kept and self._device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(self._device)  # none is running
+        self._kept.clear()
+        self._capture = DeviceCapture(self._device)
+
+
+def _told(error: RuntimeError) -> Exception:
+    """Return what a capture ended with first: its end may fail, too, as it was not whole."""
+    first: BaseException = error
+    for _ in range(_ENDED_EARLY):
+        if isinstance(first, torch.OutOfMemoryError) or "out of memory" in str(first):
+            return torch.OutOfMemoryError(str(first))
+        if not isinstance(first.__context__, RuntimeError):
+            break
+        first = first.__context__
+    return ConfigError(
+        "rollout.cuda_graphs is true, but a pass of this model cannot be captured: "
+        f"{str(first).partition(chr(10))[0]}; set it to false"
+    )
+
+
 class GraphedTransformer:
     """The forward passes of a transformer, captured and launched while ``is_on``.
 
@@ -92,7 +164,7 @@ class GraphedTransformer:
     """
 
     def __init__(
-        self, transformer: nn.Module, mode: Callable[[], Hashable], capture: Capture
+        self, transformer: nn.Module, mode: Callable[[], Hashable], graphs: Graphs
     ) -> None:
         """Take the place of a transformer's ``forward``.
 
@@ -100,13 +172,12 @@ class GraphedTransformer:
             transformer: with its adapters attached.
             mode: what a pass depends on beside its arguments, its weights and which adapter is
                 active.
-            capture: of its device.
+            graphs: of its policy.
         """
         self.is_on = False
-        self._forward, self._mode, self._capture = transformer.forward, mode, capture
+        self._forward, self._mode, self._graphs = transformer.forward, mode, graphs
         adapted = (own for own in transformer.modules() if isinstance(own, LoraLayer))
         self._adapted = next(adapted, None)  # all have the same adapter active
-        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
         transformer.forward = self
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
@@ -114,41 +185,24 @@ class GraphedTransformer:
         if not self.is_on:
             return self._forward(*arguments, **settings)
         leaves, form = pytree.tree_flatten((arguments, settings))
-        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (form, *map(_described, leaves), self._active, self._mode())
-        if key in self._graphs and self._graphs[key].is_current:
-            self._graphs.move_to_end(key)
-            return self._graphs[key].compute(inputs)
-        self._graphs.pop(key, None)
-        result = self._forward(*arguments, **settings)  # compiles, and makes tables to keep
-        while len(self._graphs) >= MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-        self._graphs[key] = self._captured(leaves, form)
+        key = (id(self), form, *map(_described, leaves), self._active, self._mode())
+        try:
+            if graph := self._graphs.find(key):
+                return graph.compute([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            result = self._forward(*arguments, **settings)  # compiles, and makes tables to keep
+            own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            again, also = pytree.tree_unflatten(own, form)
+            inputs = [leaf for leaf in own if isinstance(leaf, Tensor)]
+            self._graphs.capture(key, inputs, lambda: self._forward(*again, **also))
+        except torch.OutOfMemoryError:
+            self._graphs.clear()  # fewer samples are next, and have more room
+            raise
         return result
 
     @property
     def _active(self) -> Hashable:
         layer = self._adapted
         return layer and (tuple(layer.active_adapters), layer.disable_adapters)
-
-    def _captured(self, leaves: Sequence[Any], form: Any) -> _Graph:
-        own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        inputs = [leaf for leaf in own if isinstance(leaf, Tensor)]
-        arguments, settings = pytree.tree_unflatten(own, form)
-        reads = _Reads(inputs)
-        with reads:
-            self._forward(*arguments, **settings)
-        read = [*reads.found]
-        try:
-            result, launch = self._capture(lambda: self._forward(*arguments, **settings))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise ConfigError(
-                "rollout.cuda_graphs is true, but a pass of this model cannot be captured: "
-                f"{str(error).partition(chr(10))[0]}; set it to false"
-            ) from error
-        return _Graph(inputs, read, [each.data_ptr() for each in read], result, launch)
 
 
 class _Reads(TorchDispatchMode):
@@ -198,9 +252,9 @@ def graphed_transformers(
     """
     if not config.rollout.cuda_graphs or policy.device.type == "meta":
         return ()
-    capture = DeviceCapture(policy.device)
+    graphs = Graphs(policy.device)
     generating = transformers_in(policy.transformer)
-    return tuple(GraphedTransformer(own, mode, capture) for own in generating)
+    return tuple(GraphedTransformer(own, mode, graphs) for own in generating)
 
 
 @contextmanager

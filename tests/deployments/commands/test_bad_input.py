@@ -35,7 +35,7 @@ SETTINGS = {
     ),
     "more noise levels than there are": (
         "--algorithm.type diffusion_nft --algorithm.num_levels 7 --algorithm.trained_fraction 0.8",
-        "(8) is 6 noise levels, fewer than algorithm.num_levels (7); lower that one",
+        "(8) leaves 6 of the noise levels, fewer than algorithm.num_levels (7); lower that one",
     ),
     "unknown algorithm": (
         "--algorithm.type ppo",
@@ -464,6 +464,10 @@ SETTINGS = {
         "num_iterations: must be a number (got True)",
     ),
     "true among numbers": ("--train.betas [0.9,true]", "train.betas: must be a number (got True)"),
+    "true in a table of numbers": (
+        "--cluster.price-per-hour {cpu=true}",
+        "cluster.price_per_hour: must be a number (got True)",
+    ),
     "true in place of a word or a number": (
         "--rollout.fragment-size true",
         "rollout.fragment_size: must be a number (got True)",

@@ -115,7 +115,7 @@ def test_noise_levels_of_nft_may_be_one_of_each_part_as_in_flow_factory():
     drawn = {for_all.steps(10, 0, np.random.default_rng(seed)).trained for seed in range(400)}
     assert drawn == {*own}
     assert for_all.num_trained(10) == 2
-    with pytest.raises(ValueError, match=r"is 1 noise levels, fewer than algorithm.num_levels"):
+    with pytest.raises(ValueError, match="leaves 1 of the noise levels, fewer than"):
         for_all.check_steps(2)
 
 

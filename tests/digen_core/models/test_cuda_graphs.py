@@ -4,6 +4,8 @@ Here a capture is one of tensor operations: like a GPU's it takes no other way t
 first numbers, and reads weights where they lay.
 """
 
+from unittest.mock import patch
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -16,10 +18,10 @@ from digen_core.errors import ConfigError
 from digen_core.models.loading import prepare
 from digen_core.models.offload import off_device
 from digen_core.models.pipeline import cuda_graphs
-from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, require_graphs
+from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, Graphs, require_graphs
 from digen_core.models.trainable import set_weights
 from digen_core.models.versions import versions_of
-from support.captures import taped
+from support.captures import computed_again, taped
 from support.families import FAMILIES, MODELS, family_of, load_tiny, sliced
 from support.tiny_policies import moved_weights
 
@@ -37,10 +39,11 @@ def captured(monkeypatch) -> list[object]:
     return found
 
 
-def prepared(folder, model, *, dtype="float64", graphs=True, lora=True, **rollout):
+def prepared(folder, model, *, dtype="float64", graphs=True, lora=True, compiles=False, **rollout):
     policy = load_tiny(folder, model, dtype)
+    settings = {"family": family_of(model), "path": folder, "dtype": dtype, "device": "cpu"}
     tree = {
-        "model": {"family": family_of(model), "path": folder, "dtype": dtype, "device": "cpu"},
+        "model": settings | {"compile": compiles},
         "rollout": {"cuda_graphs": graphs, **rollout},
         "train": {"lora": {"rank": 4} if lora else None},
     }
@@ -137,6 +140,43 @@ def test_weights_that_lie_elsewhere_are_captured_again(tiny_families, captured):
     assert len(captured) == 2
 
 
+def test_compiled_blocks_stay_compiled(tiny_families, monkeypatch):
+    """In what is captured, in passes of other shapes, and in those of training after that."""
+    calls = []
+
+    def backend(module, inputs):
+        def computed(*arguments):
+            calls.append(1)
+            return module.forward(*arguments)
+
+        return computed
+
+    compile_block = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda block, **_: compile_block(block, backend=backend)
+    )
+    monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: computed_again)
+    monkeypatch.setattr("digen_core.models.compiled.require_compiler", lambda device: None)
+    policy = prepared(tiny_families["sd3"], "sd3", compiles=True)
+    plain = prepared(tiny_families["sd3"], "sd3", graphs=False)
+    blocks = len(policy.transformer.transformer_blocks)
+
+    def compare(expected, **given):
+        before = len(calls)
+        found = sampled(policy, **given)
+        assert len(calls) == before + expected * blocks
+        torch.testing.assert_close(found, sampled(plain, **given), rtol=1e-9, atol=1e-9)
+
+    compare(2)  # itself, and captured
+    compare(1, seed=1)
+    compare(2, count=1)
+    policy.graphed[0].is_on = False
+    before = len(calls)
+    x = torch.zeros(1, *policy.latent_shape, dtype=torch.float64)
+    policy.velocity(x, torch.full((1,), 0.5), noise_condition(policy, 1))
+    assert len(calls) == before + blocks
+
+
 def test_text_that_is_masked_is_another_pass(tiny_families, captured):
     """HunyuanVideo's blocks mask it, or not, though the arguments look alike."""
     model = "hunyuan_video"
@@ -223,17 +263,25 @@ class Doubling(torch.nn.Module):
         return (scale * x,)
 
 
-def graphed_doubling(capture=taped, mode=lambda: None):
-    module = Doubling()
-    graphed = GraphedTransformer(module, mode, capture)
-    graphed.is_on = True
-    return module, graphed
+@pytest.fixture
+def graphed_doubling(monkeypatch):
+    """Return a function that makes such a module, and what stands for its ``forward``."""
+
+    def make(capture=taped, mode=lambda: None):
+        monkeypatch.setattr(cuda_graphs, "DeviceCapture", lambda device: capture)
+        module = Doubling()
+        graphed = GraphedTransformer(module, mode, Graphs(torch.device("cpu")))
+        graphed.is_on = True
+        return module, graphed
+
+    return make
 
 
-def test_the_graphs_used_last_are_kept(monkeypatch):
+def test_where_there_are_too_many_all_go(graphed_doubling, monkeypatch):
+    """Scratch memory of one is given up by torch when another goes."""
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
     module, _ = graphed_doubling()
-    for size, is_new in ((1, True), (2, True), (1, False), (3, True), (1, False), (2, True)):
+    for size, is_new in ((1, True), (2, True), (1, False), (3, True), (1, True), (3, False)):
         before = module.count
         x = torch.rand(size)
         assert torch.equal(module(x)[0], 2 * x)
@@ -254,7 +302,9 @@ def test_the_graphs_used_last_are_kept(monkeypatch):
 )
 def test_each_call_gets_its_own_result(calls):
     """Whatever came before; a result stays what it is when the graph is launched again."""
-    module, graphed = graphed_doubling()
+    with patch.object(cuda_graphs, "DeviceCapture", lambda device: taped):
+        module = Doubling()
+        graphed = GraphedTransformer(module, lambda: None, Graphs(torch.device("cpu")))
     found = []
     for index, (shape, scale, dtype, is_on) in enumerate(calls):
         graphed.is_on = is_on
@@ -265,7 +315,7 @@ def test_each_call_gets_its_own_result(calls):
         assert torch.equal(result, expected)
 
 
-def test_what_a_pass_depends_on_beside_its_arguments_is_told_apart():
+def test_what_a_pass_depends_on_beside_its_arguments_is_told_apart(graphed_doubling):
     modes = iter("aabb")
     module, _ = graphed_doubling(mode=lambda: next(modes))
     counts = []
@@ -275,22 +325,46 @@ def test_what_a_pass_depends_on_beside_its_arguments_is_told_apart():
     assert counts[0] == counts[1] < counts[2] == counts[3]
 
 
-def test_what_cannot_be_captured_is_told_in_a_line():
-    def failing(run):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+class Ending:
+    """A capture that fails at its end, too, as that of CUDA does."""
 
-    module, _ = graphed_doubling(failing)
-    with pytest.raises(ConfigError, match=r"cannot be captured: .*capturing; set it to false$"):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def failing_with(error):
+    def capture(run):
+        with Ending():
+            raise error
+
+    return capture
+
+
+def test_what_cannot_be_captured_is_told_in_a_line(graphed_doubling):
+    error = RuntimeError("operation not permitted when stream is capturing\nmore")
+    module, _ = graphed_doubling(failing_with(error))
+    with pytest.raises(ConfigError, match=r"captured: operation not permitted .*; set it to false"):
         module(torch.ones(1))
 
 
-def test_memory_that_runs_out_is_no_fault_of_the_model():
-    def failing(run):
-        raise torch.OutOfMemoryError("no more")
-
-    module, _ = graphed_doubling(failing)
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("no more"), RuntimeError("CUDA error: out of memory")],
+    ids=["torch's", "the driver's"],
+)
+def test_memory_that_runs_out_is_no_fault_of_the_model(graphed_doubling, error):
+    """All graphs go: there is more of it for fewer samples."""
+    captures = iter([taped, failing_with(error), taped])
+    module, _ = graphed_doubling(lambda run: next(captures)(run))
+    module(torch.ones(1))
     with pytest.raises(torch.OutOfMemoryError):
-        module(torch.ones(1))
+        module(torch.ones(2))
+    before = module.count
+    module(torch.ones(1))
+    assert module.count > before
 
 
 # --- where there are none ---------------------------------------------------------------------
