@@ -202,9 +202,12 @@ def test_samples_in_float8_are_near_those_of_the_model(place, record_property):
 
 
 def tables_of(policy: PipelinePolicy) -> int:
-    """Bytes of the positions that Qwen-Image copies from the host, which no CPU has to."""
-    is_qwen = policy.config.family == "qwen_image"
-    return policy.transformer.pos_embed.pos_freqs.nbytes if is_qwen else 0
+    """Bytes of the positions that Qwen-Image and 2.1 copy from the host, which no CPU has to."""
+    if policy.config.family == "qwen_image":
+        return policy.transformer.pos_embed.pos_freqs.nbytes
+    if policy.config.family == "qwen_image21":
+        return sum(table.nbytes for table in policy.transformer.pos_embed.freqs)
+    return 0
 
 
 @pytest.fixture

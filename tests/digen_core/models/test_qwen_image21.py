@@ -18,9 +18,11 @@ from digen_core.gang.degrees import check_degree
 from digen_core.models.families import adapter_of
 from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.policy import TRAINER_PARTS
+from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
+from support.edits import source
 from support.families import EDITED, load_tiny
 from support.paths import ROOT
 from support.stock import generate, stock
@@ -135,6 +137,27 @@ def test_a_text_is_cut_behind_what_fits(folder):
     cut, whole = (policy.encode(["abcdef"]) for policy in (short, long))
     assert torch.equal(cut["prompt_embeds"], whole["prompt_embeds"][:, :10])
     assert cut["mask"].tolist() == [[1] * 10]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_of_an_edit_the_words_count_and_what_is_behind_the_last_picture(folder, number):
+    """A picture's end, the words, and what ends the chat: 13 of the tiny tokenizer's tokens."""
+    policy = load_tiny(folder, FAMILY, source_image=True, max_source_images=2, **LONG)
+    condition = encoded(policy, [Prompt("abcdef", images=(source(0),) * number)])
+    assert policy.num_tokens(["abcdef"], [number]) == [1 + 6 + 13]
+    assert condition["mask"].sum().item() == 1 + 6 + 13
+    before = [name for name in condition if name.startswith("source_text_")]
+    assert len(before) == number
+
+
+@torch.no_grad()
+def test_what_is_before_a_picture_does_not_depend_on_what_is_behind(folder):
+    """So it is the same for a prompt and for what guidance steers away from."""
+    policy = load_tiny(folder, FAMILY, "float64", source_image=True, **LONG)
+    pixels = [source(0).pixels(32, 48)]
+    one, other = (policy._texts(prompt, pixels) for prompt in ("a dog", "two blue squares"))
+    torch.testing.assert_close(one[0], other[0], rtol=0, atol=1e-6)  # it rotates in float32
+    assert one[1].shape != other[1].shape
 
 
 @pytest.mark.parametrize("mark", ["<|image_pad|>", "<|video_pad|>"])
