@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
@@ -72,17 +71,11 @@ class QwenImagePolicy(PipelinePolicy):
     def tiny(cls, size: TransformerSize, kind: str = "") -> Any:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import encoders, tokenizers, vaes
+        from digen_core.models.tiny.schedulers import qwen_scheduler
 
         tokenizer = tokenizers.qwen_vl_tokenizer() if kind else tokenizers.qwen_tokenizer()
         components = dict(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                use_dynamic_shifting=True,
-                base_shift=0.5,
-                max_shift=0.9,
-                base_image_seq_len=256,
-                max_image_seq_len=8192,
-                shift_terminal=0.02,
-            ),
+            scheduler=qwen_scheduler(),
             vae=vaes.qwen_vae(LATENT_CHANNELS),
             text_encoder=encoders.qwen_vl(tokenizer, TEXT_WIDTH),
             tokenizer=tokenizer,

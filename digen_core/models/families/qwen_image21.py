@@ -116,6 +116,7 @@ class QwenImage21Policy(PipelinePolicy):
     def tiny(cls, size: TransformerSize, kind: str = "") -> QwenImage21Pipeline:
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import encoders, tokenizers, vaes
+        from digen_core.models.tiny.schedulers import qwen_scheduler
 
         tokenizer = tokenizers.qwen3_vl_tokenizer()
         transformer = QwenImage21Transformer2DModel(
@@ -128,14 +129,7 @@ class QwenImage21Policy(PipelinePolicy):
         # Of a new one gates are nearly closed, and a text or source image hardly shows.
         nn.init.normal_(transformer.modulation[1].weight, std=4 / size.width**0.5)
         pipeline = QwenImage21Pipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(
-                use_dynamic_shifting=True,
-                base_shift=0.5,
-                max_shift=0.9,
-                base_image_seq_len=256,
-                max_image_seq_len=8192,
-                shift_terminal=0.02,
-            ),
+            scheduler=qwen_scheduler(),
             vae=vaes.qwen_21_vae(LATENT_CHANNELS),
             text_encoder=encoders.qwen3_vl(tokenizer, TEXT_WIDTH, TINY_PATCH),
             processor=new_processor_3(tokenizer),

@@ -139,17 +139,21 @@ def qwen_vl(tokenizer: PreTrainedTokenizerBase, width: int) -> Any:
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
             text_config=_qwen_vl_text_settings(tokenizer, width, 2),
-            vision_config={
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": width,
-                "fullatt_block_indexes": [0],
-            },
+            vision_config={**_sight(width), "fullatt_block_indexes": [0]},
             **_places_of_marks(tokenizer),
         )
     ).eval()
+
+
+def _sight(width: int) -> dict[str, int]:
+    """Return the settings of what sees pictures."""
+    return {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": width,
+    }
 
 
 def _places_of_marks(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -176,11 +180,7 @@ def qwen3_vl(tokenizer: PreTrainedTokenizerBase, width: int, patch: int) -> Any:
                 "head_dim": width // 4,
             },
             vision_config={
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "num_heads": 2,
-                "out_hidden_size": width,
+                **_sight(width),
                 "num_position_embeddings": 16,
                 "deepstack_visual_indexes": [0],
                 "patch_size": patch,
