@@ -26,7 +26,7 @@ from digen_core.models.policy import Policy
 MOST_GRAPHS: Final = 32
 """Graphs of a policy that are kept: each has memory of its own for what it is given and returns."""
 
-_ENDED_EARLY: Final = 20  # exceptions that one was raised in the handling of
+_MOST_CAUSES: Final = 20  # of an exception, each raised while the one before it was handled
 
 
 class Capture(Protocol):
@@ -145,7 +145,7 @@ class Graphs:
 def _told(error: RuntimeError) -> Exception:
     """Return what a capture ended with first: its end may fail, too, as it was not whole."""
     first: BaseException = error
-    for _ in range(_ENDED_EARLY):
+    for _ in range(_MOST_CAUSES):
         if isinstance(first, torch.OutOfMemoryError) or "out of memory" in str(first):
             return torch.OutOfMemoryError(str(first))
         if not isinstance(first.__context__, RuntimeError):
