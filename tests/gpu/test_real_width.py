@@ -231,6 +231,10 @@ GRAPHS = [
 
 
 @pytest.mark.parametrize(
+    "family",
+    ["sd3", *(pytest.param(n, marks=pytest.mark.families) for n in FAMILIES if n != "sd3")],
+)
+@pytest.mark.parametrize(
     "tables",
     [
         GRAPHS[0],

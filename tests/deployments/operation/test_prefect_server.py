@@ -74,7 +74,7 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
         prefect_server.set_state(tmp_path, str(uuid4()), Paused(), "running")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_whose_port_is_taken_meanwhile_has_another(monkeypatch, tmp_path, prefect_tables):
     """As by the server of a command that was started at the same time."""
     configure(monkeypatch, None)
