@@ -112,7 +112,7 @@ def tiny_model(config: RunConfig) -> Any:
 def _class_of(path: str) -> object:
     """Return which pipeline a published model is, if its index is here."""
     index = settings_folder(path) / "model_index.json"
-    return read_json_object(index, "its").get("_class_name") if index.exists() else None
+    return read_json_object(index, "the model's").get("_class_name") if index.exists() else None
 
 
 def _is_taken(model: ModelConfig, pipeline: Any) -> bool:

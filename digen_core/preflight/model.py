@@ -208,7 +208,9 @@ def check_compiler(model: ModelConfig) -> None:
         ConfigError: it is not there.
     """
     if model.compile:
-        require_compiler(_type_here(model))
+        from digen_core.models.policy import resolve_device  # with torch
+
+        require_compiler(resolve_device(model.device).type)
 
 
 def check_cuda_graphs(config: RunConfig) -> None:
@@ -218,20 +220,10 @@ def check_cuda_graphs(config: RunConfig) -> None:
         ConfigError: its device has none.
     """
     if config.rollout.cuda_graphs:
-        import torch
-
         from digen_core.models.pipeline.cuda_graphs import require_graphs
+        from digen_core.models.policy import resolve_device
 
-        require_graphs(torch.device(_type_here(config.model)))
-
-
-def _type_here(model: ModelConfig) -> str:
-    """Return the type of the device that a model has on this machine."""
-    if model.device != "auto":
-        return model.device.partition(":")[0]
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        require_graphs(resolve_device(config.model.device))
 
 
 def check_device(model: ModelConfig, *, here: bool) -> None:

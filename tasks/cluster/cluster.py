@@ -29,12 +29,7 @@ from tasks.cluster.presence import (
     places_of_nobody,
     present_workers,
 )
-from tasks.cluster.spares import (
-    MEMBER,
-    MEMBERS,
-    RESTART_SECONDS,
-    matched,
-)
+from tasks.cluster.spares import MEMBER, MEMBERS, RESTART_SECONDS, matched
 from tasks.cluster.start_method import (
     COPIED,
     METHOD,
@@ -250,14 +245,14 @@ def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
         client: of the cluster.
         on_wait: is told, once, what is waited for, and of spares for gangs that are not there.
     """
-    for spare, unknown in places_of_nobody([*present_workers(client).values()]).items():
+    workers = list(present_workers(client).values())
+    for spare, unknown in places_of_nobody(workers).items():
         on_wait(
             f"the spare {spare} is for {', '.join(unknown)}: no gang or follower that is there is "
             "called so"
         )
     is_told, deadline = False, monotonic() + RESTART_SECONDS + LOOK_SECONDS
     while monotonic() < deadline:
-        workers = list(present_workers(client).values())
         whole = {role for worker in workers if not worker.lacks for role in worker.roles}
         waiting = [worker for worker in workers if worker.roles - whole and worker.lacks]
         lacks = [name for leader in waiting for name in leader.lacks]
@@ -267,6 +262,7 @@ def await_spares(client: Client, on_wait: Callable[[str], None]) -> None:
             on_wait(f"waiting for {', '.join(lacks)}, in whose place there are spares")
             is_told = True
         sleep(LOOK_SECONDS)
+        workers = list(present_workers(client).values())
 
 
 def _may_be_whole(leader: Presence, workers: Sequence[Presence]) -> bool:

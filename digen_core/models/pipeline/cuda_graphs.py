@@ -26,8 +26,6 @@ from digen_core.models.policy import Policy
 MOST_GRAPHS: Final = 32
 """Graphs of a policy that are kept: each has memory of its own for what it is given and returns."""
 
-_MOST_CAUSES: Final = 20  # of an exception, each raised while the one before it was handled
-
 
 class Capture(Protocol):
     """A way to capture what functions compute."""
@@ -144,16 +142,15 @@ class Graphs:
 
 def _told(error: RuntimeError) -> Exception:
     """Return what a capture ended with first: its end may fail, too, as it was not whole."""
-    first: BaseException = error
-    for _ in range(_MOST_CAUSES):
-        if isinstance(first, torch.OutOfMemoryError) or "out of memory" in str(first):
-            return torch.OutOfMemoryError(str(first))
-        if not isinstance(first.__context__, RuntimeError):
-            break
-        first = first.__context__
+    errors = [error]
+    while isinstance(before := errors[-1].__context__, RuntimeError):
+        errors.append(before)
+    for own in errors:
+        if isinstance(own, torch.OutOfMemoryError) or "out of memory" in str(own):
+            return torch.OutOfMemoryError(str(own))
     return ConfigError(
         "rollout.cuda_graphs is true, but a pass of this model cannot be captured: "
-        f"{str(first).partition(chr(10))[0]}; set it to false"
+        f"{str(errors[-1]).partition(chr(10))[0]}; set it to false"
     )
 
 
@@ -188,12 +185,10 @@ class GraphedTransformer:
         key = (id(self), form, *map(_described, leaves), self._active, self._mode())
         try:
             if graph := self._graphs.find(key):
-                return graph.compute([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+                return graph.compute(_tensors(leaves))
             result = self._forward(*arguments, **settings)  # compiles, and makes tables to keep
-            own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            again, also = pytree.tree_unflatten(own, form)
-            inputs = [leaf for leaf in own if isinstance(leaf, Tensor)]
-            self._graphs.capture(key, inputs, lambda: self._forward(*again, **also))
+            own = pytree.tree_map_only(Tensor, Tensor.clone, (arguments, settings))
+            self._graphs.capture(key, _tensors(own), lambda: self._forward(*own[0], **own[1]))
         except torch.OutOfMemoryError:
             self._graphs.clear()  # fewer samples are next, and have more room
             raise

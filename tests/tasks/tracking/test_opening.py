@@ -34,3 +34,19 @@ def test_runs_that_are_started_at_once_share_a_new_database(tmp_path):
     client = MlflowClient(tracking_uri(config))
     assert [client.get_run(each).info.run_name for each in ids] == names
     assert len({client.get_run(each).info.experiment_id for each in ids}) == 1
+
+
+def test_the_folder_of_a_database_is_made_or_that_it_cannot_be_is_told(tmp_path):
+    from digen_core.errors import UserError
+    from tasks.tracking.server import alone_in
+
+    with alone_in(f"sqlite:///{tmp_path}/new/one/mlflow.db"):
+        assert (tmp_path / "new" / "one").is_dir()
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match=r"file/mlflow\.db cannot be made: .*; use another address"),
+        alone_in(f"sqlite:///{tmp_path}/file/mlflow.db"),
+    ):
+        pass
+    with alone_in("http://127.0.0.1:9"):
+        pass
