@@ -12,9 +12,9 @@ from unittest.mock import patch
 import torch
 from diffusers import ContextParallelConfig
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 
 from digen_core.gang.members import Gang
+from digen_core.gang.meshes import mesh_of
 
 Plan = Mapping[str, Any]
 """Where a transformer's tokens are split and joined, by the name of a module, as diffusers says."""
@@ -32,8 +32,7 @@ def deal_tokens(
         plan: of the transformers; None takes that of diffusers.
     """
     warnings.filterwarnings("ignore", ".*all_gather_tensor. is deprecated", FutureWarning)
-    shape = gang.num_shares, 1, gang.context_parallel
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "ring", "ulysses"))
+    mesh = mesh_of(device, share=gang.num_shares, ring=1, ulysses=gang.context_parallel)
     for transformer in transformers:
         config = ContextParallelConfig(ulysses_degree=gang.context_parallel, mesh=mesh)
         with _some_accelerator():

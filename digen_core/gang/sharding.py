@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -20,12 +20,6 @@ from digen_core.gang.members import Gang
 from digen_core.gang.rows import own_rows, rows_of
 
 Value = TypeVar("Value", np.ndarray, Tensor)
-
-
-def mesh_of(gang: Gang, device: torch.device) -> DeviceMesh:
-    """Return the mesh of all members, over which weights are sharded (collective)."""
-    torch.empty(0, device=device)  # with none in use yet, a mesh would choose one by the rank
-    return init_device_mesh(device.type, (gang.size,))
 
 
 def shard(
@@ -85,6 +79,6 @@ def added_rows(gradient: Tensor, gang: Gang) -> Tensor:
         return gradient.to_local()
     if gang.size == 1:
         return gradient
-    total = gradient.clone()
+    total = gradient.clone(memory_format=torch.contiguous_format)  # NCCL takes no other
     gang.add_up([total])
     return own_rows(total, gang).clone()  # lets go of the other rows

@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from digen_core.gang.codecs import Codec, CodedCuts, Sent
 from digen_core.gang.cutting import Crossing
 from digen_core.gang.members import Gang
+from digen_core.gang.meshes import mesh_of
 
 PORTIONS_PER_STAGE: Final = 4
 """Of k stages with m portions (k - 1) / (k - 1 + m) of the time is spent waiting, a fifth at most
@@ -63,9 +63,7 @@ class Stage:
             cuts: that are coded.
             keeps_graphs: whether a loss is differentiated more than once.
         """
-        torch.empty(0, device=device)  # with none in use yet, a mesh would choose one by the rank
-        shape = gang.num_shares, gang.stages
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "stage"))
+        mesh = mesh_of(device, share=gang.num_shares, stage=gang.stages)
         self._group = mesh.get_group("stage")
         self._place, self._last = gang.stage, gang.stages - 1
         self._streams, self._run, self._cuts = streams, run, cuts

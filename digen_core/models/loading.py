@@ -12,7 +12,8 @@ from digen_core.config.run import RunConfig
 from digen_core.gang.cutting import code
 from digen_core.gang.degrees import check_cuts, check_degree, check_stages
 from digen_core.gang.members import ALONE, Gang
-from digen_core.gang.sharding import mesh_of, shard
+from digen_core.gang.meshes import mesh_of
+from digen_core.gang.sharding import shard
 from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
@@ -95,7 +96,7 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
         check_degree(config, gang.size, settings)
     policy.join(gang)
     if gang.shards_weights:
-        shard_weights(policy, mesh_of(gang, policy.device))
+        shard_weights(policy, mesh_of(policy.device, member=gang.size))
 
 
 def shard_weights(policy: PipelinePolicy, mesh: DeviceMesh) -> None:

@@ -19,7 +19,8 @@ from digen_core.control.costs import Linear
 from digen_core.gang.cutting import cut
 from digen_core.gang.degrees import check_degree, check_stages
 from digen_core.gang.members import Gang
-from digen_core.gang.sharding import held, mesh_of
+from digen_core.gang.meshes import mesh_of
+from digen_core.gang.sharding import held
 from digen_core.inputs.weight_files import shapes_in_folder
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.equal_blocks import with_few_blocks
@@ -152,7 +153,7 @@ class _Peaks:
         check_degree(config, gang.size, (policy.pipeline.vae.config, policy.transformer.config))
         policy.join(gang)
         if gang.shards_weights:
-            mesh = mesh_of(gang, policy.device)
+            mesh = mesh_of(policy.device, member=gang.size)
             self._fake.change(lambda: shard_weights(policy, mesh))
 
     def _line(self, work: Callable[[int], None], most: int, *, by_few: bool) -> Linear:

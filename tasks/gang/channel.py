@@ -60,18 +60,14 @@ class Channel:
         """
         self.send_bytes(packed(message))
 
-    def receive(self, seconds: float | None = None) -> Any:
+    def receive(self) -> Any:
         """Wait for a message; only what the other side is trusted with may have sent it.
-
-        Args:
-            seconds: until all of it is there; None: as long as it takes.
 
         Raises:
             EOFError: the other side is gone.
-            LateError: it took longer; nothing can be received any more.
             OSError: the connection is broken.
         """
-        return pickle.loads(self.receive_bytes(seconds=seconds))
+        return pickle.loads(self.receive_bytes())
 
     def send_bytes(self, data: bytes) -> None:
         """Send bytes as one message; raises as `send`."""
@@ -86,7 +82,10 @@ class Channel:
 
         Args:
             most: bytes that it may have; who sends more does not belong here.
-            seconds: as in `receive`.
+            seconds: until all of it is there; None: as long as it takes.
+
+        Raises:
+            LateError: it took longer; nothing can be received any more.
         """
         deadline = None if seconds is None else monotonic() + seconds
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))

@@ -5,14 +5,16 @@ from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Final, ParamSpec, TypeVar
 
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, pickled
-from tasks.gang.channel import Channel, LateError, packed
+from tasks.gang.channel import Channel, packed
 from tasks.gang.meeting import UNIX, Place, call
-from tasks.gang.messages import Command, Done, GangBrokenError, Join, arguments_file
-from tasks.gang.process_group import form_group, leave_group
+from tasks.gang.messages import Answer, Command, Done, GangBrokenError, Join, arguments_file
+from tasks.gang.process_group import abort_group, form_group, leave_group
 from tasks.gang.received import note_received
 
 P = ParamSpec("P")
@@ -22,6 +24,55 @@ INLINE_BYTES: Final = 1 << 20
 """Of a command's arguments: what is larger goes through a file, once for all near followers."""
 ANSWER_SECONDS: Final = 0.5
 """How long a leader that fails itself waits to hear that a follower failed before."""
+
+
+class _Answers:
+    """What a follower answers, read while the leader works: so it is noticed if that has failed."""
+
+    def __init__(self, rank: int, follower: Channel, on_failure: Callable[[], None]) -> None:
+        """Begin to read.
+
+        Args:
+            rank: of the follower.
+            follower: to which the channel is.
+            on_failure: is called, by another thread, when it has failed or is gone.
+        """
+        self._rank, self._follower, self._on_failure = rank, follower, on_failure
+        self._answers: SimpleQueue[Answer | None] = SimpleQueue()
+        Thread(target=self._read, name="gang's answers", daemon=True).start()
+
+    def _read(self) -> None:
+        answer: Answer | None = Done([])
+        while isinstance(answer, Done):
+            try:
+                answer = self._follower.receive()
+            except (OSError, EOFError):
+                answer = None
+            except Exception as error:  # by another version of digen on the follower's host
+                answer = f"what it says cannot be read: {error}"
+            self._answers.put(answer)
+        self._on_failure()
+
+    def failure(self, seconds: float | None) -> Exception | None:
+        """Return why the follower has not done the command; None: it has, or it is late.
+
+        Args:
+            seconds: to wait for its answer; None: as long as it takes.
+        """
+        try:
+            answer = self._answers.get(timeout=seconds)
+        except Empty:
+            return None
+        match answer:
+            case Done():
+                note_received(answer.received)
+                return None
+            case None:
+                return GangBrokenError(f"member {self._rank} is gone")
+            case str():
+                return GangBrokenError(f"member {self._rank} failed: {answer}")
+        failure: Exception = answer
+        return failure
 
 
 class Leading:
@@ -40,6 +91,7 @@ class Leading:
         self._place = place
         self._addresses, self._key = tuple(addresses), key
         self._followers: list[Channel] = []
+        self._answers: list[_Answers] = []
         self._join = Join(
             rank=0,
             size=len(addresses) + 1,
@@ -50,6 +102,7 @@ class Leading:
         self._number = 0
         self._held = Held()
         self._is_over = False
+        self._is_freed = False  # from its own part of a command, as a follower failed at that
 
     def call(self, function: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) -> R:
         """Call a function on all members and return what it returned here.
@@ -82,10 +135,9 @@ class Leading:
             raise GangBrokenError(f"a member of the gang is gone: {error}") from error
         try:
             result = function(*arguments, **parameters)
-        except (UserError, FloatingPointError):  # members that fail of that have less to say
-            raise
         except Exception as error:
-            if failure := self._failure(seconds=ANSWER_SECONDS):
+            says_more = isinstance(error, UserError | FloatingPointError) and not self._is_freed
+            if not says_more and (failure := self._failure(seconds=ANSWER_SECONDS)):
                 raise failure from error
             raise
         if failure := self._failure(seconds=None):
@@ -104,6 +156,7 @@ class Leading:
             for rank, address in enumerate(self._addresses, start=1):
                 follower = call(self._place, address, self._key)
                 self._followers.append(follower)
+                self._answers.append(_Answers(rank, follower, self._free))
                 follower.send(replace(self._join, rank=rank))
             form_group(self._join, self._place.interface, listener)
 
@@ -134,28 +187,22 @@ class Leading:
             seconds: to wait for the answer of each; None: as long as it takes.
         """
         found: Exception | None = None
-        for rank, follower in enumerate(self._followers, start=1):
-            failure = self._failure_of(rank, follower, ANSWER_SECONDS if found else seconds)
+        for answers in self._answers:
+            failure = answers.failure(ANSWER_SECONDS if found else seconds)
             if isinstance(failure, UserError | FloatingPointError):
                 return failure
             found = found or failure
         return found
 
-    def _failure_of(self, rank: int, follower: Channel, seconds: float | None) -> Exception | None:
-        try:
-            answer = follower.receive(seconds)
-        except LateError:
-            return None
-        except (EOFError, OSError):
-            return GangBrokenError(f"member {rank} is gone")
-        match answer:
-            case Done():
-                note_received(answer.received)
-                return None
-            case str():
-                return GangBrokenError(f"member {rank} failed: {answer}")
-        failure: Exception | None = answer
-        return failure
+    def _free(self) -> None:
+        """Have this process wait for no member any more, as one has failed or is gone.
+
+        A collective of NCCL would wait for ever. Whatever it returns then is nonsense, and so is
+        what is made of that.
+        """
+        if self.is_calling:
+            self._is_freed = True
+            abort_group()
 
     def end(self) -> None:
         """Let the followers go, when what they are at is done."""

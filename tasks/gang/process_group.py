@@ -6,21 +6,22 @@ from contextlib import suppress
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import AF_INET, AF_INET6, getaddrinfo, socket
+from threading import Lock
 from typing import Final
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _abort_process_group, _set_pg_timeout
 
+from digen_core.gang.meshes import COLLECTIVE
 from tasks.gang.messages import Join
 
 MEETING: Final = timedelta(minutes=2)
 """How long members wait for each other to come: all of them are there when the leader calls."""
-COLLECTIVE: Final = timedelta(hours=2)
-"""How long they wait for each other from then on: as long as a model may load. One that is gone is
-noticed at once, one that is frozen by its heartbeat."""
+
+_aborting = Lock()
 
 
 def form_group(join: Join, interface: str, listener: socket | None = None) -> None:
@@ -72,6 +73,17 @@ def _store(join: Join, listener: socket | None) -> Store:
     )
 
 
+def abort_group() -> None:
+    """Abort the group, if this process is in one: nothing that it computes with goes on.
+
+    To destroy a group of NCCL is collective: it waits for the others, who may be gone. That also
+    gets a thread out of a collective of NCCL in which it waits for one that is.
+    """
+    with _aborting:
+        if dist.is_initialized():
+            _abort_process_group()
+
+
 def leave_group(join: Join) -> None:
     """Leave the group, if this process is in one; members that wait for this one fail.
 
@@ -82,8 +94,7 @@ def leave_group(join: Join) -> None:
     Args:
         join: how this member has joined.
     """
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    abort_group()
     if join.rank not in join.near:
         return
     with suppress(FileNotFoundError):  # two were the last

@@ -45,11 +45,11 @@ def test_messages_come_as_they_were_sent_both_ways_at_once(ends, size):
     leader, follower = ends
     there, back = [{"a": bytes(size)}, None], [bytes([7]) * size, "b"]
     with ThreadPoolExecutor() as pool:
-        received = pool.submit(lambda: [follower.receive(10) for _ in there])
+        received = pool.submit(lambda: [follower.receive() for _ in there])
         answered = pool.submit(lambda: [follower.send(message) for message in back])
         for message in there:
             leader.send(message)
-        assert [leader.receive(10) for _ in back] == back
+        assert [leader.receive() for _ in back] == back
         assert received.result(10) == there
         answered.result(10)
 
@@ -74,7 +74,7 @@ def test_who_ends_a_channel_wakes_its_own_reader(ends):
 
 def test_an_answer_that_is_late_is_no_answer(ends):
     with pytest.raises(LateError):
-        ends[0].receive(0.01)
+        ends[0].receive_bytes(seconds=0.01)
 
 
 def test_on_one_host_nothing_listens_on_a_network_and_nothing_is_left():
@@ -131,7 +131,7 @@ def test_nobody_else_is_let_in_and_nothing_of_theirs_is_unpickled(tmp_path):
                     stranger.send_bytes(message)
         with call(place(HERE), awaited.address, KEY) as leader, met.result(10) as follower:
             leader.send("the first that counts")
-            assert follower.receive(10) == "the first that counts"
+            assert follower.receive() == "the first that counts"
     assert not (tmp_path / "left").exists()
     pickle.loads(bomb)
     assert (tmp_path / "left").exists(), "it is one"

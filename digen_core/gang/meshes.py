@@ -1,0 +1,26 @@
+"""Meshes of a gang's members, over whose dimensions they compute together."""
+
+from datetime import timedelta
+from typing import Final
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+COLLECTIVE: Final = timedelta(hours=2)
+"""How long members wait for each other: as long as one may load or compile. One that is gone is
+noticed at once, one that is frozen by its heartbeat."""
+
+
+def mesh_of(device: torch.device, **sizes: int) -> DeviceMesh:
+    """Return the mesh of all members (collective).
+
+    Args:
+        device: where they compute.
+        sizes: of its dimensions, by name; their product is the size of the gang.
+    """
+    torch.empty(0, device=device)  # with none in use yet, a mesh would choose one by the rank
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(COLLECTIVE, group)  # with NCCL it would be ten minutes
+    return mesh
