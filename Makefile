@@ -95,7 +95,7 @@ test-nightly: setup ## proofs by many real processes or at real sizes, and more 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist loadgroup $(ARGS)
 
-test-gpu: setup ## every family at real width, attention, memory and the search for settings on a GPU; skipped where there is none
+test-gpu: setup ## every family at real width, attention, memory, the search for settings, and gangs of two GPUs and more; skipped where there is none
 	$(BIN)/pytest -q -rs -m gpu $(ARGS)
 
 fuzz: setup ## damaged files for all that reads files, for MINUTES; what breaks a reader is kept in tests/fuzz/cases

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -62,6 +62,9 @@ class CleanPairs:
         return noised(self.x_0, self.noise, self.sigma)
 
 
+AnyPairs = TypeVar("AnyPairs", bound=Pairs | CleanPairs)
+
+
 def to_kept(pairs: Pairs | CleanPairs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Return the numbers and the arrays of a batch of pairs, to be kept: `from_kept` takes them."""
     values = {item.name: getattr(pairs, item.name) for item in fields(pairs)}
@@ -81,7 +84,7 @@ def from_kept(
     return (CleanPairs if "x_0" in own else Pairs)(**own, condition=condition)
 
 
-def rows_of(pairs: Pairs | CleanPairs, rows: slice, device: torch.device) -> Pairs | CleanPairs:
+def rows_of(pairs: AnyPairs, rows: slice, device: torch.device) -> AnyPairs:
     """Return some rows of a batch of pairs, on a device."""
     values = {field.name: getattr(pairs, field.name) for field in fields(pairs)}
     taken: dict[str, Any] = {

@@ -27,7 +27,7 @@ from digen_core.models.versions import versions_of
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
-from digen_core.training.pairs import Pairs
+from digen_core.training.pairs import Pairs, rows_of
 from support.families import EDITED, OF_KIND, family_of, frames_of
 
 TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
@@ -53,6 +53,7 @@ class Case:
     edits: int = 0  # of so many source images
     precision: str = "model"  # of rollouts
     packs: int = 1  # whose gradients are added up; each is the same
+    device: str = "cpu"
 
     @property
     def family(self) -> str:
@@ -66,7 +67,7 @@ class Case:
                     "family": self.family,
                     "path": folder,
                     "dtype": self.dtype,
-                    "device": "cpu",
+                    "device": self.device,
                     "compile": self.compile,
                     "cuts": self.cuts,
                     "height": 32,
@@ -136,7 +137,7 @@ def _condition(policy: Any, count: int, generator: torch.Generator) -> Condition
             condition[name][:, 11 * value.shape[1] // 16 :] = 0
             condition[name][1:, 7 * value.shape[1] // 16 :] = 0
         else:
-            condition[name] = _noise(value.shape, generator).to(value.dtype)
+            condition[name] = _noise(value.shape, generator).to(value)
     return condition
 
 
@@ -162,11 +163,14 @@ def pairs_of(policy: Any, config: RunConfig, count: int) -> Pairs:
         is_stale=~is_own,
         sampled_by=tuple(f"rollout-{row % 2}" for row in range(count)),
     )
+    there, host = (torch.device(own) for own in (policy.device, "cpu"))
+    pairs = rows_of(pairs, slice(None), there)
     with torch.no_grad():
         logprob = LOGPROBS[config.rollout.transition](
             pairs.x_next, transition_of(policy, pairs, config)
         )
-    return replace(pairs, behaviour_logprob=logprob + torch.where(is_own, 0, 0.05 * moved))
+    logprob = logprob.cpu() + torch.where(is_own, 0, 0.05 * moved)
+    return replace(rows_of(pairs, slice(None), host), behaviour_logprob=logprob)
 
 
 def _from_leader(value: Any) -> Any:
@@ -206,7 +210,7 @@ def _gradients(case: Case, config: RunConfig) -> Gradients | None:
         expected = _sum(one, pairs, case, config, ALONE)
     pairs = _from_leader(pairs)
     own = UpdateGradient.of(_sum(trained_policy(config, gang), pairs, case, config, gang), gang)
-    rows = {name: value.numpy() for name, value in own.gradient.items()}
+    rows = {name: value.cpu().numpy() for name, value in own.gradient.items()}
     whole = gathered_weights(rows, gang)
     if expected is None:
         assert whole == {}
@@ -216,7 +220,7 @@ def _gradients(case: Case, config: RunConfig) -> Gradients | None:
     assert found.packs == expected.packs
     scale = np.max([float(value.abs().max()) for value in expected.gradient.values()])
     errors = [
-        float((found.gradient[name] - value).abs().max())
+        float((found.gradient[name] - value.cpu()).abs().max())
         for name, value in expected.gradient.items()
     ]
     return Gradients(
@@ -301,7 +305,7 @@ def _denoised(policy: Any, config: RunConfig, rows: range) -> tuple[Tensor, Tens
         )
     )
     logprobs = [step.logprob for step in done if step.logprob is not None]
-    return done[-1].x_next, torch.stack(logprobs)
+    return done[-1].x_next.cpu(), torch.stack(logprobs).cpu()
 
 
 @dataclass(frozen=True)
@@ -348,11 +352,12 @@ def _held(policy: Any, weights: dict[str, Any]) -> dict[str, Any]:
 def _difference(one: Any, shared: Any) -> float:
     """Return the largest difference of two policies' velocities."""
     generator = torch.Generator().manual_seed(4)
-    x = _noise((2, *one.latent_shape), generator).to(one.latent_dtype)
+    x = _noise((2, *one.latent_shape), generator).to(one.device, one.latent_dtype)
     condition = _condition(one, 2, generator)
+    levels = torch.tensor([0.9, 0.4], device=one.device)
     with torch.no_grad():
         left, right = (
-            policy.velocity(x, torch.tensor([0.9, 0.4]), policy.without_padding(condition))
+            policy.velocity(x, levels, policy.without_padding(condition))
             for policy in (one, shared)
         )
     return float((left - right).abs().max())

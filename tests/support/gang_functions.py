@@ -37,7 +37,7 @@ class Held(Part):
 @together
 def summed(value: float, seconds: float = 0.0, rounds: int = 3) -> float:
     """Return a value that every member has contributed to, ``rounds`` times."""
-    found = torch.tensor([value * (dist.get_rank() + 1)], dtype=torch.float64)
+    found = _own_share(value)
     for _ in range(rounds):
         time.sleep(seconds / rounds)
         dist.all_reduce(found)
@@ -127,9 +127,15 @@ def _own(weights: Weights) -> Weights:
     return {name: own_rows(value, gang) for name, value in weights.items()}
 
 
+def _own_share(value: float) -> torch.Tensor:
+    """Return what a member adds to a sum, where it computes: on its GPU, if it has one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.tensor([value * (dist.get_rank() + 1)], dtype=torch.float64, device=device)
+
+
 def naive(value: float) -> float:
     """Sum as a task that every member is given by itself, which a gang must not be."""
-    found = torch.tensor([value * (dist.get_rank() + 1)], dtype=torch.float64)
+    found = _own_share(value)
     for _ in range(3):
         dist.all_reduce(found)
     return float(found)

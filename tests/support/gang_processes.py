@@ -1,4 +1,4 @@
-"""Gangs for tests: processes of one default group, on CPUs.
+"""Gangs for tests: processes of one default group, on CPUs or a GPU each.
 
 A server process imports the models once and forks the members, which then start in no time. It is
 no fork of the tests' own process, whose threads may hold locks. There is one such server in a
@@ -7,7 +7,8 @@ process: workers of clusters are its copies, too, so it imports what they need.
 
 import gc
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from digen_core.config.families import FAMILIES
+from support import strict_group
 from tasks.cluster.start_method import IMPORTS
+from tasks.gang.process_group import abort_group
+from tasks.worker.followers import gpus_of
 
 _ADAPTERS = {family.adapter.partition(":")[0] for family in FAMILIES.values()}
 _MODELS = [f"digen_core.models.families.{name}" for name in sorted(_ADAPTERS)]
 _TIMEOUT = timedelta(minutes=10)  # a member may compile while others wait
 
 
-def run_gang(size: int, folder: Path, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_gang(
+    size: int, folder: Path, body: Callable[..., Any], *arguments: Any, device: str = "cpu"
+) -> list[Any]:
     """Return what each member of a gang returns.
 
     Args:
@@ -32,22 +38,36 @@ def run_gang(size: int, folder: Path, body: Callable[..., Any], *arguments: Any)
         folder: an empty one.
         body: of a module in ``support``; it is called with the arguments.
         arguments: for it.
+        device: of the members: the CPU, or ``cuda`` for a GPU each.
     """
+    gpus = gpus_of(os.environ, size) if device == "cuda" else [""] * size
     multiprocessing.set_forkserver_preload([*IMPORTS, *_MODELS])
     processes.start_processes(  # type: ignore[attr-defined, no-untyped-call]
-        _member, (size, folder, body, arguments), nprocs=size, start_method="forkserver"
+        _member, (gpus, folder, body, arguments), nprocs=size, start_method="forkserver"
     )
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
 def _member(
-    rank: int, size: int, folder: Path, body: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    gpus: Sequence[str],
+    folder: Path,
+    body: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what the server has imported, which is much to look through
-    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
+    has_gpu = bool(gpus[rank])
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu else strict_group.NAME,
+        store=dist.FileStore(str(folder / "store"), len(gpus)),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=len(gpus),
+        timeout=_TIMEOUT,
+        device_id=torch.device("cuda", 0) if has_gpu else None,
+    )
     try:
         torch.save(body(*arguments), folder / f"{rank}.pt")
     finally:
-        dist.destroy_process_group()
+        abort_group()

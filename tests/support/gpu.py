@@ -12,6 +12,12 @@ DEVICES: Final = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gp
 """For a parameter or a fixture."""
 
 
+def require_gpus(device: str, count: int) -> None:
+    """Skip a test on GPUs where there are fewer than it needs: NCCL takes one member for each."""
+    if device == "cuda" and torch.cuda.device_count() < count:
+        pytest.skip(f"{count} GPUs are needed, and {torch.cuda.device_count()} are here")
+
+
 def peak_bytes(device: str, work: Callable[[], Any]) -> int:
     """Return the most bytes that work allocates at once, beside what is there already."""
     if device == "cpu":

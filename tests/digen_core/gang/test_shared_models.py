@@ -1,6 +1,6 @@
 """A gang computes what one device computes: gradients of packs, samples, velocities of versions."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
@@ -11,6 +11,7 @@ from support.edits import write_edit_2511
 from support.families import FAMILIES, KONTEXT
 from support.gang_cases import Case, exported, gradients, samples, versions
 from support.gang_processes import run_gang
+from support.gpu import DEVICES, require_gpus
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +75,10 @@ def all_cases(size: int) -> list[Case]:
     ]
 
 
-def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> None:
-    leader, *followers = run_gang(size, folder, gradients, folders, cases)
+def compare(size: int, folder, folders: dict[str, str], cases: list[Case], device="cpu") -> None:
+    require_gpus(device, size)
+    cases = [replace(case, device=device) for case in cases]
+    leader, *followers = run_gang(size, folder, gradients, folders, cases, device=device)
     assert all(found is None for follower in followers for found in follower)
     for case, found in zip(cases, leader, strict=True):
         bound = bound_of(case)
@@ -91,9 +94,10 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         assert found.expected.num_pairs == case.packs * case.num_rows
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size):
-    compare(size, tmp_path, tiny_families, DAILY[size])
+def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, device):
+    compare(size, tmp_path, tiny_families, DAILY[size], device)
 
 
 @pytest.mark.families
@@ -132,19 +136,24 @@ def test_members_parts_add_up_for_every_way_to_share(tiny_families, tmp_path, si
 
 @pytest.mark.families
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("family", "lora"), [("flux", True), ("hunyuan_video", False)])
-def test_compiled_blocks_that_are_sharded_and_deal_tokens(tiny_families, tmp_path, family, lora):
+def test_compiled_blocks_that_are_sharded_and_deal_tokens(
+    tiny_families, tmp_path, family, lora, device
+):
     case = Case(
         family, lora, tokens=2, shard=True, checkpointing=True, dtype="float32", compile=True
     )
-    compare(2, tmp_path, tiny_families, [case])
+    compare(2, tmp_path, tiny_families, [case], device)
 
 
 @pytest.mark.parametrize(
     "families",
     [("flux", "wan", "hunyuan_video"), pytest.param(DEALING, marks=pytest.mark.families)],
 )
-def test_members_sample_what_one_device_samples(tiny_families, tmp_path, families):
+@pytest.mark.parametrize("device", DEVICES)
+def test_members_sample_what_one_device_samples(tiny_families, tmp_path, families, device):
+    require_gpus(device, 2)
     cases = [
         *(Case(family, tokens=2, num_rows=2) for family in families),
         Case("sd3", shard=True, num_rows=3),
@@ -158,7 +167,8 @@ def test_members_sample_what_one_device_samples(tiny_families, tmp_path, familie
         Case("flux", lora=False, shard=True, num_rows=2, precision="float8"),
         Case("wan", lora=False, shard=True, num_rows=1),  # one of two shares has no sample
     ]
-    members = run_gang(2, tmp_path, samples, tiny_families, cases)
+    cases = [replace(case, device=device) for case in cases]
+    members = run_gang(2, tmp_path, samples, tiny_families, cases, device=device)
     for case, found in zip(cases, zip(*members, strict=True), strict=True):
         shares = {member.share: member for member in found}
         for member in found:
@@ -172,7 +182,9 @@ def test_members_sample_what_one_device_samples(tiny_families, tmp_path, familie
             torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
-def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path, device):
+    require_gpus(device, 2)
     cases = [
         Case("flux", lora=True, shard=True),
         Case("flux", lora=False, shard=True, tokens=2),
@@ -181,7 +193,8 @@ def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path):
         Case("hunyuan_video", lora=True, shard=True, tokens=2),
         Case("hunyuan_video", lora=False, shard=True),
     ]
-    for member in run_gang(2, tmp_path, versions, tiny_families, cases):
+    cases = [replace(case, device=device) for case in cases]
+    for member in run_gang(2, tmp_path, versions, tiny_families, cases, device=device):
         for case, found in zip(cases, member, strict=True):
             assert found.same_initial, case
             assert all(error < 1e-10 for error in found.errors), (case, found.errors)

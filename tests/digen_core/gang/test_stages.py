@@ -1,6 +1,6 @@
 """Members that hold stages compute what one device computes that holds all blocks."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -20,6 +20,7 @@ from support.gang_cases import (
     versions,
 )
 from support.gang_processes import run_gang
+from support.gpu import DEVICES, require_gpus
 
 pytestmark = pytest.mark.slow
 
@@ -100,8 +101,10 @@ def cut_anywhere(size: int) -> list[Case]:
     ]
 
 
-def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> None:
-    leader, *followers = run_gang(size, folder, gradients, folders, cases)
+def compare(size: int, folder, folders: dict[str, str], cases: list[Case], device="cpu") -> None:
+    require_gpus(device, size)
+    cases = [replace(case, device=device) for case in cases]
+    leader, *followers = run_gang(size, folder, gradients, folders, cases, device=device)
     assert all(found is None for follower in followers for found in follower)
     for case, found in zip(cases, leader, strict=True):
         bound = bound_of(case)
@@ -116,9 +119,10 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case]) -> No
         assert metrics == pytest.approx(expected, rel=bound, abs=bound), case
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
-def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size):
-    compare(size, tmp_path, tiny_families, DAILY[size])
+def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size, device):
+    compare(size, tmp_path, tiny_families, DAILY[size], device)
 
 
 @pytest.mark.families

@@ -20,11 +20,12 @@ from digen_core.gang.members import Gang
 from digen_core.gang.rows import own_rows
 from digen_core.transport.delta import packed
 from support import gang_functions as together
+from support.gpu import DEVICES, require_gpus
 from support.pull_source import version_of
 from support.waiting import comes_to
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.cluster import devices_of, run_cluster
-from tasks.cluster.presence import present_workers
+from tasks.cluster.presence import present_workers, processor
 from tasks.gang.forming import form_gang, told_by
 from tasks.gang.messages import GangBrokenError
 
@@ -62,8 +63,10 @@ class Gangs:
         return self.submit(name, function, *arguments, **parameters).result(timeout=seconds)
 
 
-@pytest.fixture(scope="module")
-def cluster():
+@pytest.fixture(scope="module", params=DEVICES)
+def cluster(request):
+    """On GPUs, each gang has the same two."""
+    require_gpus(request.param, 2)
     devices = [Device(name, BOTH, size=2, site="a") for name in ("g0", "g1")]
     with run_cluster(ClusterConfig(tls=False), devices) as address, Client(address) as client:
         yield Gangs(client)
@@ -79,8 +82,8 @@ def gangs(cluster):
 def test_a_gang_is_one_device(gangs):
     found = devices_of(gangs.client, colocated=True)
     assert [(d.name, d.size, d.kind, d.followers) for d in found] == [
-        ("g0", 2, "cpu x2", ("g0.1",)),
-        ("g1", 2, "cpu x2", ("g1.1",)),
+        ("g0", 2, f"{processor()} x2", ("g0.1",)),
+        ("g1", 2, f"{processor()} x2", ("g1.1",)),
     ]
 
 

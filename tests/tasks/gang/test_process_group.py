@@ -5,8 +5,11 @@ from socket import AF_INET
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
+from digen_core.gang.meshes import COLLECTIVE, mesh_of
+from support.gpu import DEVICES
 from tasks.gang import process_group
 from tasks.gang.messages import Join
 from tasks.gang.process_group import form_group, interface_of, leave_group
@@ -25,16 +28,24 @@ def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch):
     assert not dist.is_initialized()
 
 
-def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
+    """On a GPU its group is one of NCCL, too; it is formed again after it was aborted."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")
-    form_group(joined(tmp_path, 1), "lo")
-    group = dist.group.WORLD
-    assert group._get_backend(process_group.torch.device("cpu")).options._timeout == (
-        process_group.COLLECTIVE
-    )
-    leave_group(joined(tmp_path, 1))
-    assert not tmp_path.exists()
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        form_group(joined(folder, 1), "lo")
+        mesh = mesh_of(torch.device(device), share=1, stage=1)
+        for group in (dist.group.WORLD, mesh.get_group("stage")):
+            options = group._get_backend(torch.device(device)).options
+            assert options._timeout == COLLECTIVE
+            dist.all_reduce(found := torch.ones(3, device=device), group=group)
+            assert found.tolist() == [1.0, 1.0, 1.0]
+        leave_group(joined(folder, 1))
+        assert not dist.is_initialized()
+        assert not folder.exists()
 
 
 def test_the_interface_is_that_of_the_address_at_which_a_worker_is():
