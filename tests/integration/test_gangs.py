@@ -7,6 +7,7 @@ import pytest
 
 from digen_core.control.protocol import Device
 from support.given import write_samples
+from support.gpu import require_gpus
 from support.layout_runs import (
     BOTH,
     ODD,
@@ -102,6 +103,20 @@ def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypa
     tasks = Counter(span.kind for span in run.spans)
     assert tasks["train"], "a task of a gang shows once, as its leader's"
     assert {span.device for span in run.spans} <= {device.name for device in case.devices}
+
+
+@pytest.fixture(scope="module")
+def two_gpus():
+    """Two GPUs, over which the gangs' members are dealt."""
+    require_gpus("cuda", 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES[:6], ids=str)
+def test_gangs_of_gpus_give_the_weights_of_the_serial_loop(
+    two_gpus, case, tree, address, monkeypatch
+):
+    check_weights(run_case(case, tree, address, monkeypatch, **{"model.device": "cuda"}))
 
 
 @pytest.mark.parametrize("case", marked(EXPERTS, (), "layouts"), ids=str)
