@@ -27,52 +27,67 @@ ANSWER_SECONDS: Final = 0.5
 
 
 class _Answers:
-    """What a follower answers, read while the leader works: so it is noticed if that has failed."""
+    """What followers answer, read while the leader works: so it is noticed if one has failed."""
 
-    def __init__(self, rank: int, follower: Channel, on_failure: Callable[[], None]) -> None:
-        """Begin to read.
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        """Prepare.
 
         Args:
-            rank: of the follower.
-            follower: to which the channel is.
-            on_failure: is called, by another thread, when it has failed or is gone.
+            on_failure: is called, by another thread, when one has failed or is gone.
         """
-        self._rank, self._follower, self._on_failure = rank, follower, on_failure
-        self._answers: SimpleQueue[Answer | None] = SimpleQueue()
-        Thread(target=self._read, name="gang's answers", daemon=True).start()
+        self._on_failure = on_failure
+        self._answers: SimpleQueue[tuple[int, Answer | None]] = SimpleQueue()
 
-    def _read(self) -> None:
+    def of(self, rank: int, follower: Channel) -> None:
+        """Begin to read those of a follower."""
+        Thread(target=self._read, args=(rank, follower), name="gang's answers", daemon=True).start()
+
+    def _read(self, rank: int, follower: Channel) -> None:
         answer: Answer | None = Done([])
         while isinstance(answer, Done):
             try:
-                answer = self._follower.receive()
+                answer = follower.receive()
             except (OSError, EOFError):
                 answer = None
             except Exception as error:  # by another version of digen on the follower's host
                 answer = f"what it says cannot be read: {error}"
-            self._answers.put(answer)
+            self._answers.put((rank, answer))
         self._on_failure()
 
-    def failure(self, seconds: float | None) -> Exception | None:
-        """Return why the follower has not done the command; None: it has, or it is late.
+    def failure(self, count: int, seconds: float | None) -> Exception | None:
+        """Return why a follower has not done the command; None: all have, or some are late.
+
+        Where one fails, those that wait for it fail, too, or wait for ever: what says the most is
+        returned. What was sent to those that have done it is noted.
 
         Args:
-            seconds: to wait for its answer; None: as long as it takes.
+            count: of followers.
+            seconds: to wait for an answer; None: as long as it takes.
         """
-        try:
-            answer = self._answers.get(timeout=seconds)
-        except Empty:
+        found: Exception | None = None
+        for _ in range(count):
+            try:
+                failure = _failure_in(*self._answers.get(timeout=seconds))
+            except Empty:
+                break
+            if isinstance(failure, UserError | FloatingPointError):
+                return failure
+            if failure is not None:
+                found, seconds = found or failure, ANSWER_SECONDS
+        return found
+
+
+def _failure_in(rank: int, answer: Answer | None) -> Exception | None:
+    match answer:
+        case Done():
+            note_received(answer.received)
             return None
-        match answer:
-            case Done():
-                note_received(answer.received)
-                return None
-            case None:
-                return GangBrokenError(f"member {self._rank} is gone")
-            case str():
-                return GangBrokenError(f"member {self._rank} failed: {answer}")
-        failure: Exception = answer
-        return failure
+        case None:
+            return GangBrokenError(f"member {rank} is gone")
+        case str():
+            return GangBrokenError(f"member {rank} failed: {answer}")
+    failure: Exception = answer
+    return failure
 
 
 class Leading:
@@ -91,7 +106,7 @@ class Leading:
         self._place = place
         self._addresses, self._key = tuple(addresses), key
         self._followers: list[Channel] = []
-        self._answers: list[_Answers] = []
+        self._answers = _Answers(self._free)
         self._join = Join(
             rank=0,
             size=len(addresses) + 1,
@@ -156,7 +171,7 @@ class Leading:
             for rank, address in enumerate(self._addresses, start=1):
                 follower = call(self._place, address, self._key)
                 self._followers.append(follower)
-                self._answers.append(_Answers(rank, follower, self._free))
+                self._answers.of(rank, follower)
                 follower.send(replace(self._join, rank=rank))
             form_group(self._join, self._place.interface, listener)
 
@@ -177,22 +192,8 @@ class Leading:
     def _file(self, number: int) -> Path:
         return arguments_file(self._join.folder, number)
 
-    def _failure(self, *, seconds: float | None) -> Exception | None:
-        """Return why a follower has not done the command; None: all have.
-
-        Where one fails, those that wait for it fail, too: what says the most is returned. What was
-        sent to those that have done it is noted.
-
-        Args:
-            seconds: to wait for the answer of each; None: as long as it takes.
-        """
-        found: Exception | None = None
-        for answers in self._answers:
-            failure = answers.failure(ANSWER_SECONDS if found else seconds)
-            if isinstance(failure, UserError | FloatingPointError):
-                return failure
-            found = found or failure
-        return found
+    def _failure(self, seconds: float | None) -> Exception | None:
+        return self._answers.failure(len(self._followers), seconds)
 
     def _free(self) -> None:
         """Have this process wait for no member any more, as one has failed or is gone.

@@ -126,6 +126,7 @@ def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
 
 
 @pytest.mark.families
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("size", [2, 4])

@@ -13,6 +13,8 @@ from tasks.gang.meeting import Awaited, Place
 from tasks.gang.messages import Done, GangBrokenError
 
 KEY = bytes(32)
+LATE = object()
+"""In place of an answer: the follower waits for another one, in a collective that never ends."""
 PLACE = Place("127.0.0.1", "127.0.0.1", None, "lo")
 
 
@@ -56,6 +58,8 @@ def answer_when_there(stuck, channels, answers):
         assert stuck.is_there.wait(10)
         with suppress(OSError):  # the leader has heard enough of the one before
             match answer:
+                case _ if answer is LATE:
+                    pass
                 case None:
                     follower.close()
                 case bytes():
@@ -72,8 +76,10 @@ def answer_when_there(stuck, channels, answers):
         ([Done([]), b"cnowhere\nNothing\n."], "member 2 failed: what it says cannot be read"),
         ([Done([]), FloatingPointError("a loss is NaN")], "a loss is NaN"),
         ([UserError("it is too small"), Done([])], "it is too small"),
+        ([LATE, "ValueError: what went wrong"], "member 2 failed: ValueError: what went wrong"),
+        ([LATE, None], "member 2 is gone"),
     ],
-    ids=["failed", "gone", "unreadable", "nonfinite", "user"],
+    ids=["failed", "gone", "unreadable", "nonfinite", "user", "stuck", "stuck-gone"],
 )
 @pytest.mark.parametrize(
     "raised",
