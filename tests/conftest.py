@@ -193,10 +193,10 @@ def tiny_flux(tmp_path_factory) -> str:
 def tiny_families(tmp_path_factory) -> dict[str, str]:
     """Folder of a tiny pipeline with random weights, by family and, of its kinds, FAMILY-KIND."""
     from digen_core.models.tiny.pipelines import build_tiny
-    from support.families import EDITORS, KONTEXT, MODELS, family_of, kind_of
+    from support.families import FAMILIES, KINDS, family_of, kind_of
 
     folders = {}
-    for model in (*MODELS, *EDITORS, KONTEXT):
+    for model in (*FAMILIES, *KINDS):
         folder = tmp_path_factory.mktemp(f"tiny_{model}")
         build_tiny(family_of(model), kind=kind_of(model)).save_pretrained(folder)
         folders[model] = str(folder)

@@ -66,9 +66,10 @@ def make_tiny(
             hunyuan_video15, ltx2 or flux2.
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
-            Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, i2v-a14b as Wan2.2-I2V-A14B; of qwen_image,
-            edit as Qwen-Image-Edit, edit-plus as Qwen-Image-Edit-2509; of flux, kontext as
-            FLUX.1-Kontext-dev; of hunyuan_video15, i2v as its I2V models; default: the plain one.
+            Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, flf2v as Wan2.1-FLF2V, i2v-a14b as
+            Wan2.2-I2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
+            Qwen-Image-Edit-2509; of flux, kontext as FLUX.1-Kontext-dev; of hunyuan_video15,
+            i2v as its I2V models; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from digen_core.transport.samples import read_samples
-from support.edits import picture, write_flf2v
+from support.edits import picture
 from support.families import NEGATIVE, OF_KIND, TOKENS
 from support.layout_runs import Case, check_weights
 
@@ -32,12 +32,11 @@ def test_weights_equal_the_serial_reference(
         text = ("a red circle", "two blue squares")[number // 2 % 2]
         rows.append(json.dumps({"prompt": text, "image": images}))
     (tmp_path / "films.jsonl").write_text("\n".join(rows))
-    path = tiny_families.get(model) or write_flf2v(tmp_path / model)
     run = run_layout(
         case,
         **{
             "model.family": "wan",
-            "model.path": path,
+            "model.path": tiny_families[model],
             "model.num_frames": 5,
             "model.max_sequence_length": TOKENS,
             "model.max_source_images": 2,

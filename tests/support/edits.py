@@ -15,7 +15,6 @@ from PIL import Image
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Prompt
 from digen_core.models.families import adapter_of
-from digen_core.models.families.wan import EMBEDDED_TOKENS
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.models.tiny.pipelines import build_tiny
@@ -28,23 +27,6 @@ def write_edit_2511(folder: Path) -> str:
     settings = {**pipeline.transformer.config, "zero_cond_t": True}
     torch.manual_seed(0)
     pipeline.register_modules(transformer=type(pipeline.transformer).from_config(settings))
-    pipeline.save_pretrained(folder)
-    return str(folder)
-
-
-def write_flf2v(folder: Path) -> str:
-    """Write a tiny Wan 2.1 FLF2V, whose transformer tells the first image's tokens from the last's.
-
-    Their positions are learned; as they are not 0, images in another order make another video.
-    """
-    pipeline = build_tiny("wan", kind="i2v")
-    settings = {**pipeline.transformer.config, "pos_embed_seq_len": 2 * EMBEDDED_TOKENS}
-    del settings["_use_default_values"]  # which names it
-    transformer = type(pipeline.transformer).from_config(settings)
-    transformer.load_state_dict(pipeline.transformer.state_dict(), strict=False)
-    torch.manual_seed(0)
-    torch.nn.init.normal_(transformer.condition_embedder.image_embedder.pos_embed, std=0.5)
-    pipeline.register_modules(transformer=transformer)
     pipeline.save_pretrained(folder)
     return str(folder)
 

@@ -17,7 +17,9 @@ EDITORS = (*QWEN_EDITORS, "wan-i2v", "wan-i2v-a14b", "hunyuan_video15-i2v")
 """Names of the tiny models that take no prompt without a source image: FAMILY-KIND."""
 KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
-MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT)))
+FLF2V = "wan-flf2v"
+"""That of one which takes no prompt without two."""
+MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT, FLF2V)))
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
 GUIDED = (
     *("flux2", "sd3", "qwen_image", "qwen_image21", "z_image", "sana"),

@@ -26,7 +26,7 @@ from diffusers import (
 )
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
@@ -64,20 +64,24 @@ class WanPolicy(PipelinePolicy):
         """Build a pipeline with random weights: latents of 4 channels, 1/8 of the image's sides."""
         from digen_core.models.tiny import encoders, tokenizers, vaes
 
-        is_i2v, has_two = kind.startswith("i2v"), kind.endswith("a14b")
-        attends = kind == "i2v"
+        attends, has_two = kind in ("i2v", "flf2v"), kind.endswith("a14b")
+        is_i2v = attends or kind == "i2v-a14b"
 
         def transformer() -> WanTransformer3DModel:
-            return WanTransformer3DModel(
+            made = WanTransformer3DModel(
                 **size.settings,
                 in_channels=2 * LATENT_CHANNELS + TEMPORAL if is_i2v else LATENT_CHANNELS,
                 out_channels=LATENT_CHANNELS,
                 text_dim=TEXT_WIDTH,
                 image_dim=TEXT_WIDTH if attends else None,
                 added_kv_proj_dim=size.width if attends else None,
+                pos_embed_seq_len=2 * EMBEDDED_TOKENS if kind == "flf2v" else None,
                 freq_dim=64,
                 ffn_dim=2 * size.width,
             )
+            if kind == "flf2v":  # its positions are learned, from 0: images would be alike
+                nn.init.normal_(made.condition_embedder.image_embedder.pos_embed, std=0.5)
+            return made
 
         tokenizer, is_ti2v = tokenizers.t5_tokenizer(), kind == "ti2v"
         others = encoders.clip_vision(TEXT_WIDTH) if attends else {}

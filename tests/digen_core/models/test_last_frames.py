@@ -16,11 +16,12 @@ from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
-from support.edits import check_counted_shapes, check_trainer, source, write_flf2v
-from support.families import NEGATIVE, OF_KIND, TOKENS, load_tiny
+from support.edits import check_counted_shapes, check_trainer, source
+from support.families import FLF2V, NEGATIVE, OF_KIND, TOKENS, load_tiny
 from support.stock import with_euler_steps
 
-A14B, FLF2V = MODELS = ("wan-i2v-a14b", "wan-flf2v")
+A14B = "wan-i2v-a14b"
+MODELS = (A14B, FLF2V)
 HEIGHT, WIDTH = 64, 96
 SIZE = {"height": HEIGHT, "width": WIDTH, "num_frames": 5}
 TEXTS = ("a red circle", "two blue squares")
@@ -30,14 +31,11 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folders(tiny_families, tmp_path_factory) -> dict[str, str]:
-    return {**tiny_families, FLF2V: write_flf2v(tmp_path_factory.mktemp("flf2v"))}
-
-
-def load_both(folders, name, **changes):
+def load_both(tiny_families, name, **changes):
     return load_tiny(
-        folders[name], name, **{**SIZE, "source_image": True, "max_source_images": 2, **changes}
+        tiny_families[name],
+        name,
+        **{**SIZE, "source_image": True, "max_source_images": 2, **changes},
     )
 
 
@@ -54,9 +52,9 @@ def made_by(policy, prompts, **settings):
 @pytest.mark.parametrize("changes", [{}, {"guidance_scale": 1.0}], ids=["guided", "unguided"])
 @pytest.mark.parametrize("frames", [5, 9])
 @pytest.mark.parametrize("name", MODELS)
-def test_noiseless_videos_are_the_stock_pipelines(folders, name, frames, changes):
-    policy = load_both(folders, name, num_frames=frames, **changes)
-    pipeline = WanImageToVideoPipeline.from_pretrained(folders[name])
+def test_noiseless_videos_are_the_stock_pipelines(tiny_families, name, frames, changes):
+    policy = load_both(tiny_families, name, num_frames=frames, **changes)
+    pipeline = WanImageToVideoPipeline.from_pretrained(tiny_families[name])
     pipeline.set_progress_bar_config(disable=True)
     for index, prompt in enumerate(PROMPTS):
         first, last = (Image.open(BytesIO(image.content())) for image in prompt.images)
@@ -82,8 +80,8 @@ def test_noiseless_videos_are_the_stock_pipelines(folders, name, frames, changes
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_which_image_is_the_last_counts(folders, name):
-    policy = load_both(folders, name)
+def test_which_image_is_the_last_counts(tiny_families, name):
+    policy = load_both(tiny_families, name)
     one, other = PROMPTS[0], PROMPTS[1]
     changed = [
         Prompt(one.text, images=images)
@@ -100,9 +98,9 @@ def test_which_image_is_the_last_counts(folders, name):
         assert (found[row] - found[0]).abs().max() > 1e-4, row
 
 
-def test_where_the_last_is_not_given_the_first_alone_is(folders):
+def test_where_the_last_is_not_given_the_first_alone_is(tiny_families):
     """As if the model were never shown one; beside prompts that have one, too."""
-    both, alone = (load_both(folders, A14B, max_source_images=n) for n in (2, 1))
+    both, alone = (load_both(tiny_families, A14B, max_source_images=n) for n in (2, 1))
     first = Prompt(TEXTS[0], images=PROMPTS[0].images[:1])
     expected = made_by(alone, [first])
     assert torch.equal(made_by(both, [first]), expected)
@@ -112,23 +110,23 @@ def test_where_the_last_is_not_given_the_first_alone_is(folders):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_given_frames_are_told_by_four_channels(folders, name):
+def test_the_given_frames_are_told_by_four_channels(tiny_families, name):
     """Of the first latent frame all, of the last one the last: of 9 frames the 1st and the 9th."""
-    policy = load_both(folders, name, num_frames=9)
+    policy = load_both(tiny_families, name, num_frames=9)
     told = encoded(policy, PROMPTS[:1])["source_latents"][0, :4]
     assert told.amax((2, 3)).T.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1]]
     assert told.amin((2, 3)).T.tolist() == told.amax((2, 3)).T.tolist()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_value_has_the_shape_that_is_counted_in_any_size(folders, name):
-    policy = load_both(folders, name)
+def test_each_value_has_the_shape_that_is_counted_in_any_size(tiny_families, name):
+    policy = load_both(tiny_families, name)
     check_counted_shapes(policy, PROMPTS)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(folders, name):
-    policy = load_both(folders, name)
+def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(tiny_families, name):
+    policy = load_both(tiny_families, name)
     check_trainer(policy, PROMPTS)
 
 
@@ -144,11 +142,11 @@ def test_a_trainer_that_encodes_nothing_computes_the_same_velocity(folders, name
     ],
 )
 def test_a_model_that_takes_no_last_frame_is_refused_before_the_start(
-    folders, name, changes, message
+    tiny_families, name, changes, message
 ):
     model = ModelConfig(
         family="wan",
-        path=folders[name],
+        path=tiny_families[name],
         **{**SIZE, "source_image": True, "max_source_images": 2, **changes},
     )
     with pytest.raises(ConfigError, match=message) as found:
@@ -164,12 +162,12 @@ def test_a_model_that_generates_behind_the_first_frame_is_shown_that_alone():
         model.require_pipeline(index)
 
 
-def test_a_prompt_without_a_last_frame_is_refused_where_the_model_needs_one(folders):
+def test_a_prompt_without_a_last_frame_is_refused_where_the_model_needs_one(tiny_families):
     model = ModelConfig(
-        family="wan", path=folders[FLF2V], source_image=True, max_source_images=2, **SIZE
+        family="wan", path=tiny_families[FLF2V], source_image=True, max_source_images=2, **SIZE
     )
     check_shown(model, PROMPTS)
     first = Prompt("a", images=PROMPTS[0].images[:1], origin="films.jsonl line 3")
     with pytest.raises(ConfigError, match=r"films.jsonl line 3 has 1 source image, but .* shown 2"):
         check_shown(model, [*PROMPTS, first])
-    check_shown(model.model_copy(update={"path": folders[A14B]}), [*PROMPTS, first])
+    check_shown(model.model_copy(update={"path": tiny_families[A14B]}), [*PROMPTS, first])
