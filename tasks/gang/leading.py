@@ -147,7 +147,7 @@ class Leading:
                 self._meet()
             self._post(function, (arguments, parameters))
         except (OSError, EOFError, AuthenticationError) as error:
-            raise GangBrokenError(f"a member of the gang is gone: {error}") from error
+            raise GangBrokenError(f"the gang is not whole: {error}") from error
         try:
             result = function(*arguments, **parameters)
         except Exception as error:

@@ -35,7 +35,7 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
         listener: of the leader, for the store of members on several hosts.
 
     Raises:
-        ConnectionError: the others did not come.
+        ConnectionError: the others did not come, or NCCL cannot connect them.
     """
     if join.store is None:
         interface = interface_of("127.0.0.1")
@@ -52,7 +52,7 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
             device_id=torch.device("cuda", torch.cuda.current_device()) if has_gpu else None,
         )
     except RuntimeError as error:
-        raise ConnectionError(f"the other members did not come: {error}") from error
+        raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
 
 

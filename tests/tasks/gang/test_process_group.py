@@ -23,7 +23,7 @@ def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
-    with pytest.raises(ConnectionError, match="the other members did not come"):
+    with pytest.raises(ConnectionError, match="its members do not reach each other"):
         form_group(joined(tmp_path, 2), "lo")
     assert not dist.is_initialized()
 
