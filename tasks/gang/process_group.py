@@ -39,7 +39,8 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
     """
     if join.store is None:
         interface = interface_of("127.0.0.1")
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # and none whose name only begins so
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     has_gpu = torch.cuda.is_available()
     try:

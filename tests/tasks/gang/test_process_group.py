@@ -1,5 +1,6 @@
 """The process group of a gang: members that do not come are not waited for as long as for work."""
 
+import os
 from datetime import timedelta
 from socket import AF_INET
 
@@ -37,6 +38,8 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
         folder = tmp_path / str(number)
         folder.mkdir()
         form_group(joined(folder, 1), "lo")
+        names = [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")]
+        assert names == ["lo", "=lo"]
         mesh = mesh_of(torch.device(device), share=1, stage=1)
         for group in (dist.group.WORLD, mesh.get_group("stage")):
             options = group._get_backend(torch.device(device)).options
