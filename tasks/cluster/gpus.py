@@ -1,20 +1,35 @@
 """The GPUs of this machine, dealt to the workers that a run starts on it."""
 
 import os
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
+from itertools import cycle, takewhile
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 
 
-def visible_gpus() -> list[str]:
-    """Return the GPUs that this process sees, as CUDA names them."""
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs that a process sees, as CUDA names them.
+
+    Where a list names something that is none, such as -1, CUDA sees nothing from there on.
+
+    Args:
+        environment: of the process.
+    """
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        names = (name.strip() for name in named.split(","))
+        return list(takewhile(lambda name: name and not name.startswith("-"), names))
     import torch
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = named.split(",") if named else []
-    return found or [str(number) for number in range(torch.cuda.device_count())]
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def card() -> str:
+    """Return the UUID of the GPU that this process computes on; empty: it sees none."""
+    import torch
+
+    return str(torch.cuda.get_device_properties().uuid) if torch.cuda.is_available() else ""
 
 
 def deal_gpus(devices: Sequence[Device], gpus: Sequence[str]) -> dict[str, str]:
@@ -33,3 +48,34 @@ def deal_gpus(devices: Sequence[Device], gpus: Sequence[str]) -> dict[str, str]:
         return {}
     names = [name for device in devices for name in (device.name, *device.followers)]
     return dict(zip(names, cycle(gpus)))
+
+
+def require_own_gpus(cards: Mapping[str, str], members: Sequence[str]) -> None:
+    """Check that each member of a gang computes on a GPU of its own, or each on the CPU.
+
+    Others would wait for each other: NCCL takes a GPU once, and none that is not there.
+
+    Args:
+        cards: `card` of members, by address; of some it may not be known.
+        members: addresses of all, by rank.
+
+    Raises:
+        UserError: they do not.
+    """
+    seen: dict[str, str] = {}  # card -> who has it
+    for rank, address in enumerate(members):
+        own, who = cards.get(address), f"member {rank} of a gang, the worker at {address},"
+        if own is None:
+            continue
+        if own and own in seen:
+            raise UserError(
+                f"{who} computes on the GPU of {seen[own]} {own}; have each see another one by "
+                "CUDA_VISIBLE_DEVICES, or start both by one command with --members"
+            )
+        if seen and bool(own) != any(seen):
+            raise UserError(
+                f"{who} sees {'a' if own else 'no'} GPU, but {next(iter(seen.values()))} sees "
+                f"{'none' if own else 'one'}; have each see one by CUDA_VISIBLE_DEVICES, or hide "
+                "them from all: CUDA_VISIBLE_DEVICES="
+            )
+        seen[own] = who

@@ -7,7 +7,8 @@ from typing import Final
 from distributed import Client, Scheduler
 from distributed.metrics import time
 
-from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker
+from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker, on_workers
+from tasks.cluster.gpus import card, require_own_gpus
 from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
 
@@ -28,7 +29,10 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
 
     Raises:
         WorkerLostError: one of them is gone, or does not answer.
+        UserError: two compute on the same GPU, or some on one and some on the CPU.
     """
+    members = [leader, *followers]
+    require_own_gpus(on_workers(client, members, card), members)
     key = secrets.token_bytes(32)
     try:
         called = [on_worker(client, follower, await_leader, leader, key) for follower in followers]

@@ -10,6 +10,7 @@ from typing import Final
 
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
+from tasks.cluster.gpus import visible_gpus
 from tasks.cluster.listening import asked_of_worker
 from tasks.cluster.spares import MEMBER, MEMBERS
 
@@ -93,20 +94,21 @@ def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
 def gpus_of(environment: Mapping[str, str], size: int) -> list[str]:
     """Return the GPU of each member, as CUDA names it: of those that are visible, in their order.
 
-    Where none is to be seen (the variable is empty) each sees none, and computes on the CPU.
+    Where there is none, each sees none, and computes on the CPU.
 
     Raises:
         UserError: too few are visible.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [str(number) for number in range(size)]
-    if not visible:
+    found = visible_gpus(environment)
+    if not found:
         return [""] * size
-    found = visible.split(",")
     if len(found) < size:
+        named = environment.get("CUDA_VISIBLE_DEVICES")
+        here = f"CUDA_VISIBLE_DEVICES is {named}"
+        if named is None:
+            here = f"this host has {len(found)} GPU{'s' * (len(found) > 1)}"
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES is {visible}, but {size} members of a gang need {size} GPUs; "
-            "let them see more, use fewer --members, or start some --ranks on another host"
+            f"{here}, but {size} members of a gang need {size} GPUs; let them see more, use fewer "
+            "--members, or start some --ranks on another host"
         )
     return found[:size]

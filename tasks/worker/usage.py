@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from digen_core.trace.usage import Usage
+from tasks.cluster.gpus import card
 
 PERIOD_SECONDS: Final = 1.0
 
@@ -30,11 +31,10 @@ class UsageMeter:
         self._gpu_memory = 0
         self._joules: float | None = None
         self._looked = self._time
-        self._card = ""
+        self._card = card()
         self._utilization = _Sensor(torch.cuda.utilization)
         self._power = _Sensor(torch.cuda.power_draw)
-        if torch.cuda.is_available():
-            self._card = str(torch.cuda.get_device_properties().uuid)
+        if self._card:
             Thread(target=self._watch, name="gpu-usage", daemon=True).start()
 
     def read(self) -> Usage | None:

@@ -1,10 +1,12 @@
 """The GPUs of a machine, dealt to the workers that a run starts."""
 
 import pytest
+import torch
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from tasks.cluster.gpus import deal_gpus
+from tasks.cluster.gpus import card, deal_gpus, require_own_gpus, visible_gpus
+from tasks.gang import forming
 
 DEVICES = [
     Device("rollout-0", frozenset({"rollout"}), size=2),
@@ -29,3 +31,72 @@ def test_where_there_is_no_choice_nothing_is_said(gpus):
 def test_a_gang_needs_a_gpu_for_each_member():
     with pytest.raises(UserError, match="a gang of 2 needs 2 GPUs, but this machine has 1"):
         deal_gpus(DEVICES, ["0"])
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("2,0", ["2", "0"]),
+        (" 1, 3", ["1", "3"]),
+        ("GPU-5a,MIG-7b", ["GPU-5a", "MIG-7b"]),
+        ("1,-1,2", ["1"]),
+        ("0,,2", ["0"]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_see(named, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == found
+
+
+def test_where_none_are_named_all_are_visible(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus({}) == ["0", "1"]
+
+
+def test_a_process_without_a_gpu_has_no_card():
+    assert card() == ""
+
+
+@pytest.mark.parametrize(
+    "cards",
+    [
+        {},
+        {"a": "x"},
+        {"a": "", "b": "", "c": ""},
+        {"a": "x", "b": "y", "c": "z"},
+        {"a": "", "c": ""},
+    ],
+)
+def test_members_that_compute_on_the_same_kind_are_taken(cards):
+    """Of one that does not answer nothing is known: it is lost, as is soon found."""
+    require_own_gpus(cards, ["a", "b", "c"])
+
+
+WRONG = {
+    "one without": (
+        {"a": "x", "b": "y", "c": ""},
+        r"member 2 of a gang, the worker at c, sees no GPU, but member 0 .* at a, sees one; have",
+    ),
+    "a leader without": (
+        {"a": "", "b": "y", "c": "z"},
+        r"member 1 of a gang, the worker at b, sees a GPU, but member 0 .* at a, sees none; have",
+    ),
+    "the same": (
+        {"a": "x", "b": "y", "c": "x"},
+        r"member 2 of a gang, the worker at c, computes on the GPU of member 0 .* at a, x; have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_members_that_would_wait_for_each_other_are_refused(case, monkeypatch):
+    """Before any of them is asked to join: NCCL has no line for that, or none at all."""
+    cards, message = WRONG[case]
+    with pytest.raises(UserError, match=message):
+        require_own_gpus(cards, ["a", "b", "c"])
+    monkeypatch.setattr(forming, "on_workers", lambda client, members, function: cards)
+    monkeypatch.setattr(forming, "on_worker", lambda *_: pytest.fail("a member was asked"))
+    with pytest.raises(UserError, match=message):
+        forming.form_gang(None, "a", ["b", "c"])

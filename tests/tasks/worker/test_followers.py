@@ -6,6 +6,7 @@ import sys
 from time import monotonic, sleep
 
 import pytest
+import torch
 from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
@@ -17,12 +18,31 @@ from tasks.worker.followers import gpus_of, member_arguments, ranks_of
 from tasks.worker.process import _reason, main
 
 
-def test_each_member_has_a_gpu_of_its_own():
+def test_each_member_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert gpus_of({}, 3) == ["0", "1", "2"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "3,5,6"}, 2) == ["3", "5"]
-    assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, 2) == ["", ""]
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES is 3, but 2 members of a gang need"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "3"}, 2)
+    with pytest.raises(UserError, match=r"^this host has 4 GPUs, but 5 members .* need 5"):
+        gpus_of({}, 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="this host has 1 GPU, but 2 members of a gang need 2 GPUs"):
+        gpus_of({}, 2)
+
+
+@pytest.mark.parametrize("environment", [{"CUDA_VISIBLE_DEVICES": ""}, {}])
+def test_where_no_gpu_is_to_be_seen_all_members_compute_on_the_cpu(environment, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert gpus_of(environment, 2) == ["", ""]
+
+
+def test_too_few_gpus_are_one_line(capsys, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert main(["tcp://127.0.0.1:1", "--name", "a", "--members", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("digen: this host has 1 GPU, but 2 members of a gang need 2 GPUs; ")
 
 
 def test_a_gang_is_no_worker_for_each_gpu(capsys):
