@@ -11,6 +11,9 @@ from torch import Tensor
 
 from digen_core.gang.members import Gang
 
+Kind = tuple[torch.Size, torch.dtype, str]
+"""Shape, dtype and type of device of a tensor."""
+
 
 def loaded_values(
     own: Mapping[str, Tensor], trained: Mapping[str, Tensor], gang: Gang
@@ -46,14 +49,11 @@ def gradients_of_all(own: Mapping[str, Tensor], gang: Gang) -> Iterator[tuple[st
     if gang.stages == 1:
         yield from own.items()
         return
-    device = next((value.device for value in own.values()), torch.device("cpu"))
-    shapes = {name: (value.shape, value.dtype) for name, value in own.items()}
-    for name, (shape, dtype) in _joined(gang.everyone(shapes)).items():
+    kinds = {name: (value.shape, value.dtype, value.device.type) for name, value in own.items()}
+    for name, (shape, dtype, device) in _joined(gang.everyone(kinds)).items():
         yield name, own[name] if name in own else torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _joined(
-    parts: list[dict[str, tuple[torch.Size, torch.dtype]]],
-) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _joined(parts: list[dict[str, Kind]]) -> dict[str, Kind]:
     """Return what all members have, in the same order on each."""
     return {name: found for part in parts for name, found in part.items()}
