@@ -96,10 +96,6 @@ def pack_loss(
         policy: with the weights to train.
         pairs: of the pack.
         config: of the run.
-
-    Raises:
-        FloatingPointError: the replay of pairs that this version sampled differs from the rollout
-            by more than ``train.max_replay_error``.
     """
     policy = policy.in_training()
     pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
@@ -115,8 +111,6 @@ def pack_loss(
             f"{metrics.max_log_ratio:g})"
         )
         metrics = replace(metrics, nonfinite=text)
-    else:
-        _check_replay(metrics.replay_errors, config)
     return pairs.weight * loss / config.pairs_per_update, metrics
 
 
@@ -249,18 +243,23 @@ def _reference_velocity(policy: Policy, pairs: Pairs | CleanPairs) -> Tensor:
         return reference.velocity(pairs.x, pairs.sigma, pairs.condition)
 
 
-def _check_replay(errors: Mapping[str, float], config: RunConfig) -> None:
+def replay_failure(metrics: PackMetrics, config: RunConfig) -> str:
+    """Return what is wrong with the replay of pairs that the trained version sampled, or nothing.
+
+    It differs from the rollout by more than ``train.max_replay_error``.
+    """
     is_low = config.rollout.precision == "float8"
     usual = _REPLAY_ERROR_OF_FLOAT8 if is_low else _REPLAY_ERRORS[config.model.dtype]
     bound = config.train.max_replay_error or usual
-    for device, error in errors.items():
+    for device, error in metrics.replay_errors.items():
         if not error <= bound:
-            raise FloatingPointError(
+            return (
                 f"replayed with the weights that sampled them by {device}, log-probs differ by "
                 f"up to {error:.2g}, more than train.max_replay_error ({bound:g}): rollout and "
                 "trainer compute differently; use one dtype and attention kernel on all workers, "
                 "or raise the bound."
             )
+    return ""
 
 
 def add_metrics(left: PackMetrics, right: PackMetrics) -> PackMetrics:

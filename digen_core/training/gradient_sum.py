@@ -16,7 +16,7 @@ from digen_core.gang.sharding import added_rows, held
 from digen_core.gang.stage_parts import gradients_of_all
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
-from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss
+from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss, replay_failure
 from digen_core.training.pairs import CleanPairs, Pairs, rows_of
 from digen_core.transport.arrays import Weights
 from digen_core.transport.fingerprint import Content, hash_of
@@ -182,7 +182,8 @@ def pack_gradient(
     A gradient that is NaN or infinite is returned as it is, and named in the metrics.
 
     Raises:
-        FloatingPointError: as ``pack_loss``, for the pairs that this member computes.
+        FloatingPointError: the replay of pairs that this version sampled differs from the rollout
+            by more than ``train.max_replay_error``; where a gang computes together on all members.
     """
     num_pairs = len(pairs.advantage)
     computed = rows_of(pairs, gang.computed(num_pairs), policy.device)
@@ -190,12 +191,21 @@ def pack_gradient(
     if not gang.has_own(num_pairs):
         loss = 0 * loss
     gradient = _gradients(loss, policy, gang)
+    _check_replay(metrics, config, gang)
     nonfinite = metrics.nonfinite
     if not (nonfinite or _is_finite(gradient)):
         nonfinite = f"the gradient of {metrics.num_pairs} pairs is NaN or infinite"
     if not gang.counts(num_pairs):
         metrics = PackMetrics()
     return PackGradient(gradient, replace(metrics, nonfinite=nonfinite))
+
+
+def _check_replay(metrics: PackMetrics, config: RunConfig, gang: Gang) -> None:
+    """Check the replay after the backward pass, in which other members wait for this one."""
+    own = "" if metrics.nonfinite else replay_failure(metrics, config)
+    for failure in gang.everyone(own) if gang.computes_together else [own]:
+        if failure:
+            raise FloatingPointError(failure)
 
 
 def _is_finite(gradient: Gradient) -> bool:

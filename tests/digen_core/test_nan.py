@@ -29,7 +29,7 @@ from digen_core.rewards.scoring import score_images
 from digen_core.strict import AtMost
 from digen_core.trace.metrics import schedule_metrics
 from digen_core.trace.windows import Window
-from digen_core.training.gradient import PackMetrics, _check_replay, add_metrics
+from digen_core.training.gradient import PackMetrics, add_metrics, replay_failure
 from digen_core.training.optimizer import optimizer_step
 from digen_core.training.train_state import initial_state
 from digen_core.transport.arrays import rounded
@@ -61,7 +61,6 @@ def stepped(gradient):
 
 ONES, STD = torch.ones(2), torch.full((2, 1), NAN)
 CHECKS: dict[str, Callable[[], object]] = {
-    "replayed log-probs": lambda: _check_replay({"a": NAN}, CONFIG),
     "the gradient's norm": lambda: stepped(torch.tensor([1.0, NAN])),
     "a weight": lambda: rounded({"w": np.array([0.0, NAN])}, {"w": torch.float32}),
     "a reward of a group": lambda: grpo.group_advantages(PAIRS, torch.tensor([0, 0])),
@@ -103,6 +102,7 @@ SAYS: dict[str, Callable[[], bool]] = {
     "noise of an unknown error": lambda: Change(0.1, NAN).is_noise,
     "the largest ratio, second": lambda: nan_is_lost(max_log_ratio=NAN),
     "the replay's error, second": lambda: nan_is_lost(max_log_ratio=0.0, replay_errors={"a": NAN}),
+    "the replay's error": lambda: not replay_failure(PackMetrics(replay_errors={"a": NAN}), CONFIG),
     "the distance of weights": lambda: distance(*weights(NAN)) < 1,
     "the difference of a replay": lambda: difference_of_a_replay() < 1,
 }

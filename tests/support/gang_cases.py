@@ -239,6 +239,25 @@ def _sum(policy: Any, pairs: Pairs, case: Case, config: RunConfig, gang: Gang) -
     return total
 
 
+def replay_failures(folders: dict[str, str], case: Case) -> tuple[str, list[int]]:
+    """Return what a gradient of pairs that were sampled otherwise fails with, and on whom.
+
+    The first pair alone was sampled by the trained version, which one member has.
+    """
+    config = case.config(folders[case.model])
+    gang = Gang.of(config.parallel)
+    pairs = None
+    if gang.is_leader:
+        pairs = pairs_of(trained_policy(config), config, case.num_rows)
+        pairs = replace(pairs, behaviour_logprob=pairs.behaviour_logprob + 1.0)
+    pairs = _from_leader(pairs)
+    try:
+        pack_gradient(trained_policy(config, gang), pairs, config, gang)
+    except FloatingPointError as error:
+        return str(error), gang.everyone(gang.rank)  # which takes all of them
+    return "", []
+
+
 def seconds_of_blocks(config: RunConfig, count: int, seconds: float) -> tuple[float, float]:
     """Return how long a pack's portions take, one after the other, and how long the pack takes.
 

@@ -9,7 +9,7 @@ import torch
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from support.edits import write_edit_2511
 from support.families import FAMILIES, KONTEXT
-from support.gang_cases import Case, exported, gradients, samples, versions
+from support.gang_cases import Case, exported, gradients, replay_failures, samples, versions
 from support.gang_processes import run_gang
 from support.gpu import DEVICES, require_gpus
 
@@ -98,6 +98,16 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, device):
     compare(size, tmp_path, tiny_families, DAILY[size], device)
+
+
+def test_a_replay_that_differs_on_one_member_is_an_error_on_all(tiny_families, tmp_path):
+    """One that failed alone would leave the others in the pass, which NCCL gets nobody out of."""
+    case = Case("flux", shard=True, num_rows=2)
+    found = run_gang(2, tmp_path, replay_failures, tiny_families, case)
+    assert found[0] == found[1]
+    failure, ranks = found[0]
+    assert "sampled them by rollout-0, log-probs differ by up to 1, more than" in failure
+    assert ranks == [0, 1]
 
 
 @pytest.mark.families
