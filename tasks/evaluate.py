@@ -1,5 +1,7 @@
 """Evaluation task: sample prompts without noise on a rollout worker, and score the images."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
@@ -107,6 +109,9 @@ def clean_latents(
         run_id: of the run.
         condition: embeddings of each sample's prompt, n rows.
         samples: as `digen_core.rollout.evaluation.sample_latents` takes them.
+
+    Raises:
+        UserError: they do not fit into memory, in a gang: alone it is asked for fewer.
     """
     engine = engine_of(run_id)
     policy, gang, num_samples = engine.policy, engine.gang, len(samples)
@@ -114,7 +119,8 @@ def clean_latents(
     rows = to_tensors({name: value[own] for name, value in condition.items()}, policy.device)
     num_steps, seed = engine.config.evaluation_steps, engine.config.seed
     assert engine.average is not None, "it was loaded before"
-    with engine.temporary_weights(engine.average[1]):
+    fits = nullcontext() if gang.size == 1 else engine.needing_memory("evaluate")
+    with fits, engine.temporary_weights(engine.average[1]):
         x = sample_latents(policy, rows, samples[own], num_steps=num_steps, seed=seed).cpu()
     return gang.gather([x] if gang.counts(num_samples) else [])
 

@@ -1,6 +1,7 @@
 """The task that measures the costs of work on its device, before the first iteration."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -32,6 +33,7 @@ from tasks.gang.together import together
 from tasks.receipts import MeasuredCosts
 from tasks.setup import load_engine, require_rollouts
 from tasks.worker.engine import Engine, engine_of, working
+from tasks.worker.fitting import Activity, is_full, needing_memory
 
 ROLES = ("rollout", "trainer")
 
@@ -52,7 +54,11 @@ def measure(
 
 @together
 def measured_together(run_id: str, condition: Condition, roles: list[str]) -> Measured:
-    """Return what work costs that all members of a gang do, of which each takes its share."""
+    """Return what work costs that all members of a gang do, of which each takes its share.
+
+    Raises:
+        UserError: it does not fit, and the gang computes together: else it is left out.
+    """
     engine = engine_of(run_id)
     device = engine.policy.device
     return _measured(engine, {name: value.to(device) for name, value in condition.items()}, roles)
@@ -136,7 +142,9 @@ def work_seconds(
             method, times = timed[kind]
             try:
                 seconds = times * _seconds(partial(method, size))
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_full(error):
+                    raise
                 del found[kind, size]
                 continue
             has_run.add((kind, size))
@@ -162,7 +170,7 @@ def compared_pack(
 
 def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str, ...]) -> Measured:
     config, gang = engine.config, engine.gang
-    work = _Work(engine.policy, config, condition, gang)
+    work = _Work(engine.policy, config, condition, gang, engine.device_name)
     generates, trains = "rollout" in roles, "trainer" in roles
     return Measured(
         step=_step(work, config, gang) if generates else None,
@@ -194,8 +202,10 @@ def _line(work: Callable[[int], object], largest: int) -> Linear:
         try:
             work(size)
             seconds = _seconds(partial(work, size))
-        except torch.OutOfMemoryError:  # the run will find out what fits
-            break
+        except RuntimeError as error:
+            if not is_full(error):
+                raise
+            break  # the run will find out what fits
         fit.add(size, seconds)
     return fit.line(Linear())
 
@@ -213,9 +223,15 @@ class _Work:
     """
 
     def __init__(
-        self, policy: Policy, config: RunConfig, condition: Condition, gang: Gang = ALONE
+        self,
+        policy: Policy,
+        config: RunConfig,
+        condition: Condition,
+        gang: Gang = ALONE,
+        device_name: str = "the gang",
     ) -> None:
         self._policy = policy
+        self._device_name = device_name
         self._gang = gang
         self._config = config
         self._condition = condition
@@ -230,6 +246,16 @@ class _Work:
         passes += (1 - share) * policy.in_training().num_passes
         return config.own_velocities + asked * passes / policy.num_passes
 
+    def _waited_for(self, activity: Activity, number: int) -> AbstractContextManager[None]:
+        """Run the body, a pass of so many samples that members of a gang may need each other for.
+
+        Raises:
+            UserError: it does not fit, and others wait for what this member did not do.
+        """
+        if not self._gang.computes_together:
+            return nullcontext()
+        return needing_memory(self._device_name, activity, self._config.model.size, number)
+
     @torch.no_grad()
     def step(self, num_samples: int) -> None:
         """One velocity of a fragment."""
@@ -237,7 +263,7 @@ class _Work:
         x = self._latents(num_samples)[own]
         sigma = torch.full((len(x),), 0.5, device=self._policy.device)
         condition = self._policy.without_padding(self._rows(len(x)))
-        with self._policy.sampling():
+        with self._waited_for("denoise", num_samples), self._policy.sampling():
             float(self._policy.velocity(x, sigma, condition).sum())
 
     def encode(self, num_samples: int) -> None:
@@ -256,7 +282,8 @@ class _Work:
 
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
-        pack_gradient(self._policy, self._pairs(num_pairs), self._config, self._gang)
+        with self._waited_for("train", num_pairs):
+            pack_gradient(self._policy, self._pairs(num_pairs), self._config, self._gang)
 
     def compared(self, num_pairs: int) -> Agreement:
         """Compare the gradient of a pack with coded cuts to the one without."""

@@ -29,7 +29,7 @@ from tasks.gang.together import together
 from tasks.receipts import NOT_SHARED, Reduced, Trained
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.fetching import fetch_rows
-from tasks.worker.fitting import no_memory
+from tasks.worker.fitting import is_full, no_memory
 from tasks.worker.gradients import compared_gradient, part_gradient, with_start
 from tasks.worker.nonfinite import keep_or_fail
 from tasks.worker.profiling import profiled
@@ -163,7 +163,9 @@ def add_pack(
             for group, own in parts
         ]
         total.make_room(gradients)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
         if engine.gang.computes_together:
             size, number = engine.config.size_of(iteration, parts[0][0]), len(parts[0][1].advantage)
             raise UserError(no_memory(engine.device_name, "train", size, number)) from error
@@ -264,14 +266,20 @@ def shelved_sum(
     others: Sequence[SharedSum],
     sources: Sequence[tuple[str, ...]],
 ) -> SharedSum:
-    """Keep this member's rows of the sum over the members of a gang, or of a site, for others."""
+    """Keep this member's rows of the sum over the members of a gang, or of a site, for others.
+
+    Raises:
+        UserError: it does not fit into memory.
+    """
     engine = engine_of(run_id)
-    found = _added(run_id, engine, total, others, sources)
+    with engine.needing_memory("sum"):
+        found = _added(run_id, engine, total, others, sources)
+        copies = {
+            name: value.detach().to("cpu", copy=True) for name, value in found.gradient.items()
+        }
     if found.failure:
         return SharedSum({}, found.metrics, frozenset(), found.failed, found.failure)
-    rows = {
-        name: value.detach().to("cpu", copy=True).numpy() for name, value in found.gradient.items()
-    }
+    rows = {name: value.numpy() for name, value in copies.items()}
     shared = SharedSum(contents_of(rows, engine.gang), found.metrics, found.packs)
     engine.shelf.put(f"{SUM} {shared.hash}", shared.hash, rows)
     return shared
@@ -306,8 +314,14 @@ def update_gradient(
     others: Sequence[SharedSum],
     sources: Sequence[tuple[str, ...]],
 ) -> UpdateGradient:
-    """Return the gradient of an update, or which sum is not to be had and why."""
-    return _added(run_id, engine_of(run_id), own, others, sources)
+    """Return the gradient of an update, or which sum is not to be had and why.
+
+    Raises:
+        UserError: it does not fit into memory.
+    """
+    engine = engine_of(run_id)
+    with engine.needing_memory("sum"):
+        return _added(run_id, engine, own, others, sources)
 
 
 def _added(

@@ -11,7 +11,9 @@ from digen_core.errors import UserError
 
 T = TypeVar("T")
 
-Activity = Literal["encode", "samples", "denoise", "decode", "evaluate", "train", "step", "load"]
+Activity = Literal[
+    "encode", "samples", "denoise", "decode", "evaluate", "train", "sum", "step", "load"
+]
 
 _HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
 _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
@@ -33,6 +35,7 @@ _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
         "for the gradient of one pair",
         f"set train.gradient_checkpointing = true, or use {_SMALLER}, or {_HALF}",
     ),
+    "sum": ("to add up gradients", f"{_FEWER}, or use GPUs and a host with more"),
     "step": ("for the optimizer step", f"{_FEWER}, or use a host with more"),
     "load": ("to hold a version of the weights", f"{_FEWER}, or lower schedule.max_staleness"),
 }
@@ -78,7 +81,9 @@ class Fitting:
             part = slice(first, min(first + most, num_samples))
             try:
                 found.append(work(part))
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_full(error):
+                    raise
                 most = part.stop - part.start
                 if most == 1 or activity in self._whole:
                     raise UserError(no_memory(self._device_name, activity, size, most)) from error
@@ -91,9 +96,21 @@ class Fitting:
         return found
 
 
+def is_full(error: BaseException) -> bool:
+    """Say whether an error is of a device without memory, of which torch was told or a library.
+
+    NCCL and cuDNN allocate beside torch: what they then raise is no error of its own class.
+    """
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error)
+    )
+
+
 @contextmanager
-def needing_memory(device_name: str, activity: Activity, size: Size) -> Iterator[None]:
-    """Run the body, which cannot be done in parts.
+def needing_memory(
+    device_name: str, activity: Activity, size: Size, number: int = 1
+) -> Iterator[None]:
+    """Run the body, which cannot be done in parts; arguments are those of `no_memory`.
 
     Raises:
         UserError: it does not fit into memory, the device's or the host's.
@@ -101,9 +118,9 @@ def needing_memory(device_name: str, activity: Activity, size: Size) -> Iterator
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not (isinstance(error, torch.OutOfMemoryError | MemoryError) or _HOST in str(error)):
+        if not (is_full(error) or isinstance(error, MemoryError) or _HOST in str(error)):
             raise
-        raise UserError(no_memory(device_name, activity, size)) from error
+        raise UserError(no_memory(device_name, activity, size, number)) from error
 
 
 def no_memory(device_name: str, activity: Activity, size: Size, number: int = 1) -> str:

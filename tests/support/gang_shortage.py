@@ -11,16 +11,20 @@ from digen_core.gang.rows import gathered_weights
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import initial_weights, set_weights
+from digen_core.planning.profile import Measured
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from digen_core.training.pairs import CleanPairs, Pairs
+from digen_core.transport.arrays import to_arrays
 from support.gang_cases import Case, pairs_of
+from tasks.evaluate import clean_latents
 from tasks.gang.together import together
+from tasks.measure import measured_together
 from tasks.setup import load_engine
 from tasks.train import add_pack, empty_sum
 from tasks.versions import first_state, shelved
 from tasks.worker import room
 from tasks.worker.engine import engine_of
-from tasks.worker.fetching import load_version
+from tasks.worker.fetching import load_average, load_version
 
 RUN = "run"
 
@@ -33,12 +37,7 @@ def train_twice(
     Returns:
         What came of it, both times; the sum; and the sum on one device.
     """
-    tree = Case("flux").config(folder).model_dump()
-    config = RunConfig.model_validate({**tree, "parallel": shares})
-    alone = load_trainable(config, TRAINER_PARTS)
-    load_engine(RUN, config, "g0", ["trainer"])
-    assert not load_version(RUN, shelved(RUN, first_state(RUN), False), ())
-    set_weights(alone, initial_weights(alone, config.train.lora, seed=config.seed))
+    config, alone = loaded(folder, shares)
     pairs = pairs_of(alone, config, 4)
     expected = GradientSum()
     expected.add(0, [pack_gradient(alone, pairs, config)])
@@ -48,6 +47,33 @@ def train_twice(
     first = add_pack(RUN, 0, total, 0, 0, parts, 0)
     again = add_pack(RUN, 0, total, 0, 0, parts, 0)
     return first, again, whole_sum(total), expected
+
+
+def loaded(folder: str, shares: dict[str, Any]) -> tuple[RunConfig, Any]:
+    """Load a model on a gang, and return its config and the model on one device."""
+    tree = Case("flux").config(folder).model_dump()
+    config = RunConfig.model_validate({**tree, "parallel": shares})
+    alone = load_trainable(config, TRAINER_PARTS)
+    load_engine(RUN, config, "g0", ["trainer"])
+    assert not load_version(RUN, shelved(RUN, first_state(RUN), False), ())
+    set_weights(alone, initial_weights(alone, config.train.lora, seed=config.seed))
+    return config, alone
+
+
+def measured_once(folder: str, shares: dict[str, Any], rank: int, role: str) -> Measured:
+    """Measure what the work of a role costs while memory runs out on a member."""
+    config, alone = loaded(folder, shares)
+    set_trap(rank, "forward")
+    return measured_together(RUN, pairs_of(alone, config, 1).condition, [role])
+
+
+def evaluated_once(folder: str, shares: dict[str, Any], rank: int) -> int:
+    """Sample for an evaluation while memory runs out on a member; return the number of samples."""
+    config, alone = loaded(folder, shares)
+    assert not load_average(RUN, shelved(RUN, first_state(RUN), True), ())
+    set_trap(rank, "forward")
+    condition = to_arrays(pairs_of(alone, config, 4).condition)
+    return sum(map(len, clean_latents(RUN, condition, [(0, number) for number in range(4)])))
 
 
 @together

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, PackGradient, SharedSum
 from support.in_process import call
@@ -89,3 +90,13 @@ def test_a_pack_that_two_sums_of_a_site_hold_is_refused(trainers):
     alone, _ = second.call(share_sum, second.total)
     with pytest.raises(ValueError, match=r"packs \[1\] are in two sums"):
         first.call(share_sum, first.total, (second, alone))
+
+
+@pytest.mark.parametrize("body", [share_sum, reduce])
+def test_where_there_is_no_room_to_add_up_one_line_says_so(trainers, monkeypatch, body):
+    def rows(total, gang):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GradientSum, "rows", rows)
+    with pytest.raises(UserError, match="trainer-0 has not enough memory to add up gradients"):
+        trainers[0].call(body, trainers[0].total)

@@ -88,6 +88,32 @@ def test_what_a_stage_has_no_room_for_is_said_though_others_wait_for_it(
         call(bodies.train_twice, tiny_families["flux"], {"stages": 3}, rank, place)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("role", "what"), [("rollout", "to denoise one sample"), ("trainer", "for the gradient of one")]
+)
+def test_what_a_gang_cannot_measure_together_it_cannot_do(gang, tiny_flux, rank, role, what):
+    """Where one member left a size out, the others would wait for it in the next pass."""
+    call = gang()
+    with pytest.raises(UserError, match=f"g0 has not enough memory {what}"):
+        call(bodies.measured_once, tiny_flux, {"shard_weights": True}, rank, role)
+
+
+def test_what_each_member_measures_alone_is_left_out_where_it_does_not_fit(gang, tiny_flux):
+    call = gang()
+    found = call(bodies.measured_once, tiny_flux, {}, 1, "trainer")
+    assert found.pack.fixed + found.pack.per_item > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_evaluation_that_does_not_fit_on_one_member_is_one_line(gang, tiny_flux, rank):
+    call = gang()
+    with pytest.raises(
+        UserError, match=r"g0 has not enough memory to sample a prompt for the eval"
+    ):
+        call(bodies.evaluated_once, tiny_flux, {}, rank)
+
+
 def test_the_leader_counts_what_a_member_needs_before_it_loads(gang, tiny_flux):
     call = gang()
     shares = {"shard_weights": True, "context_parallel": 2}

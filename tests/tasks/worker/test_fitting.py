@@ -96,3 +96,36 @@ def test_other_errors_are_passed_on():
 
     with pytest.raises(RuntimeError, match="not of memory"):
         Fitting("rollout-0").in_parts("denoise", SMALL, 2, broken)
+
+
+NCCL = "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error\nCuda failure 2 'out of memory'"
+
+
+@pytest.mark.parametrize("text", [NCCL, "CUDA error: out of memory"])
+def test_what_allocates_beside_torch_may_have_no_memory_either(text):
+    with pytest.raises(UserError, match="not enough memory to add up"), memory_for("sum"):
+        raise torch.distributed.DistBackendError(text)
+    memory = Memory(3)
+
+    def work(part):
+        try:
+            return memory.work(part)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError(text) from error
+
+    assert len(Fitting("rollout-0").in_parts("decode", SMALL, 8, work)) == 4
+
+
+def test_another_error_is_what_it_is():
+    with pytest.raises(RuntimeError, match="invalid argument"), memory_for("sum"):
+        raise RuntimeError("invalid argument")
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        Fitting("rollout-0").in_parts("decode", SMALL, 8, invalid)
+
+
+def invalid(part):
+    raise RuntimeError("invalid argument")
+
+
+def memory_for(activity):
+    return needing_memory("trainer-0", activity, SMALL)
