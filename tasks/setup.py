@@ -9,7 +9,7 @@ from digen_core.errors import UserError
 from digen_core.models.pipeline.cuda_graphs import require_graphs
 from digen_core.models.pipeline.float8 import require_float8
 from digen_core.models.policy import resolve_device
-from digen_core.preflight.model import explain_load_error
+from digen_core.preflight.model import check_device, explain_load_error
 from digen_core.training.train_state import TrainState
 from tasks.body import body
 from tasks.gang.together import together
@@ -52,8 +52,9 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
     """Build the engine of a worker, in a gang that of each member.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model cannot be loaded, or this worker has no such device.
     """
+    check_device(config.model, here=True)
     try:
         return build_engine(run_id, config, device, frozenset(roles))
     except OSError as error:  # its causes, which explain it, are lost on the way to who asked

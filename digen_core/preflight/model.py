@@ -50,6 +50,7 @@ def check_model(config: RunConfig) -> None:
     _check_adapters(model, here=here)
     check_device(model, here=here)
     if here:
+        _check_number(model.device)
         check_compiler(model)
         check_cuda_graphs(config)
     check_gangs(config)
@@ -256,6 +257,19 @@ def check_device(model: ModelConfig, *, here: bool) -> None:
         raise ConfigError(
             f"model.device is {name!r}, but torch sees {count or 'no'} such devices here; "
             "use auto, cpu or cuda"
+        )
+
+
+def _check_number(name: str) -> None:
+    """Check that a device's name is one that the workers which a run starts here have.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name.startswith("cuda:") and name != "cuda:0":
+        raise ConfigError(
+            f"model.device is {name!r}, but each worker that a run starts sees one GPU, as number "
+            "0; use cuda, and choose GPUs by the variable CUDA_VISIBLE_DEVICES"
         )
 
 

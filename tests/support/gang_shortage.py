@@ -117,13 +117,18 @@ def set_trap(rank: int, place: str) -> None:
             GradientSum.make_room = making_room  # type: ignore[method-assign, assignment]
 
 
-def load_without_room(folder: str, shares: dict[str, Any]) -> None:
-    """Load a model on a device that has no memory, as a member of its gang counts it."""
+def load_with_room(folder: str, shares: dict[str, Any], num_bytes: int | None) -> str:
+    """Load a model on a device with so much memory, as a member of its gang counts it.
+
+    Returns:
+        The hash of version 0, for which the members' group is needed.
+    """
     tree = Case("flux").config(folder).model_dump()
     config = RunConfig.model_validate({**tree, "parallel": shares})
     bytes_of = room.bytes_of
-    room.bytes_of = lambda device: 1
+    room.bytes_of = lambda device: num_bytes
     try:
         load_engine(RUN, config, "g0", ["trainer"])
     finally:
         room.bytes_of = bytes_of
+    return first_state(RUN).weights_hash

@@ -830,6 +830,10 @@ def test_a_device_that_is_one_too_many_is_refused(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = refused(["train", "job.toml", "--model.device", "cuda:2"])
     assert message.startswith("model.device is 'cuda:2', but torch sees 2 such devices here; use")
+    message = refused(["train", "job.toml", "--model.device", "cuda:1"])
+    assert message.startswith(
+        "model.device is 'cuda:1', but each worker that a run starts sees one"
+    )
 
 
 def test_folders_that_are_not_writable_are_refused(refused, monkeypatch):

@@ -114,8 +114,17 @@ def test_an_evaluation_that_does_not_fit_on_one_member_is_one_line(gang, tiny_fl
         call(bodies.evaluated_once, tiny_flux, {}, rank)
 
 
+SHARED = {"shard_weights": True, "context_parallel": 2}
+
+
 def test_the_leader_counts_what_a_member_needs_before_it_loads(gang, tiny_flux):
     call = gang()
-    shares = {"shard_weights": True, "context_parallel": 2}
     with pytest.raises(UserError, match=r"g0, of 0 GB, lacks the memory"):
-        call(bodies.load_without_room, tiny_flux, shares)
+        call(bodies.load_with_room, tiny_flux, SHARED, 1)
+
+
+def test_what_was_counted_is_loaded_by_the_same_gang(gang, tiny_flux):
+    """As on each GPU: while the leader counts, it is in a gang of its own."""
+    call = gang()
+    counted = call(bodies.load_with_room, tiny_flux, SHARED, 1 << 50)
+    assert counted == call(bodies.load_with_room, tiny_flux, {}, None)

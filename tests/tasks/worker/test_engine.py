@@ -8,6 +8,7 @@ import torch
 from pydantic import TypeAdapter
 
 from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError
 from digen_core.gang.members import ALONE
 from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
@@ -17,6 +18,7 @@ from digen_core.transport.arrays import to_arrays
 from support.pull_source import Source
 from support.tiny_policies import TINY
 from tasks.receipts import Nothing, collecting, packed, read
+from tasks.setup import load_engine
 from tasks.versions import first_state
 from tasks.worker import engine as engine_module
 from tasks.worker import pulling
@@ -257,3 +259,13 @@ def test_the_engine_uses_the_threads_of_the_config(config):
     threads = config.model_copy(update={"cluster": cluster})
     build_engine("run-1", threads, "trainer-0", frozenset({"trainer"}))
     assert torch.get_num_threads() == 2
+
+
+def test_a_device_that_a_worker_has_not_is_one_line(config, monkeypatch):
+    """Each worker of a run sees one GPU, whichever number it has on its host."""
+    model = config.model.model_copy(update={"device": "cuda:1"})
+    config = config.model_copy(update={"model": model})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="'cuda:1', but torch sees 1 such devices here; use auto"):
+        load_engine("run-1", config, "trainer-0", ["trainer"])
