@@ -1,14 +1,16 @@
 """Form a gang of workers, each time before a model is loaded on it; and ask why it broke."""
 
+import asyncio
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from distributed import Client, Scheduler
 from distributed.metrics import time
 
 from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker, on_workers
 from tasks.cluster.gpus import card, require_own_gpus
+from tasks.cluster.presence import KIND_SECONDS
 from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
 
@@ -32,13 +34,19 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
         UserError: two compute on the same GPU, or some on one and some on the CPU.
     """
     members = [leader, *followers]
-    require_own_gpus(on_workers(client, members, card), members)
+    cards: Any = on_workers(client, members, _card, seconds=KIND_SECONDS)  # awaited
+    require_own_gpus(cards, members)
     key = secrets.token_bytes(32)
     try:
         called = [on_worker(client, follower, await_leader, leader, key) for follower in followers]
         on_worker(client, leader, lead, called, key)
     except OSError as error:  # the scheduler has not missed it yet
         raise WorkerLostError(f"a worker of the gang is gone: {error}") from error
+
+
+async def _card() -> str:
+    """Return `card`, which may take a while where nothing has used the GPU before."""
+    return await asyncio.to_thread(card)
 
 
 def told_by(client: Client, followers: Collection[str]) -> str | None:
