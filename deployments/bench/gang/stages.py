@@ -24,6 +24,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.costs import Link
 from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from digen_core.gang.degrees import check_stages
 from digen_core.gang.members import Gang
 from digen_core.gang.runs import runs_of
@@ -81,8 +82,13 @@ def bench_stages(
         rounds: in which each is timed.
 
     Raises:
-        UserError: the model cannot be cut into such stages.
+        UserError: the model cannot be cut into such stages, or would compute on GPUs.
     """
+    if torch.cuda.is_available():  # what is sent would be held back before it is computed
+        raise UserError(
+            "digen bench stages emulates links between processes on CPU cores, but here is a GPU; "
+            "hide it: CUDA_VISIBLE_DEVICES= digen bench stages ..."
+        )
     config = _in_stages(config)
     size = config.parallel.stages
     devices = [Device("gang", frozenset(ROLES), size=size)]

@@ -1,6 +1,7 @@
 """digen bench stages: steps and packs of real stages, between which links are emulated."""
 
 import pytest
+import torch
 from rich.console import Console
 
 from deployments.bench.gang.stages import Measured, bench_stages, link_of, print_bench
@@ -34,6 +35,12 @@ def test_stages_that_cannot_be_are_refused(parallel, message):
     config = RunConfig.model_validate({"parallel": parallel})
     with pytest.raises(UserError, match=message):
         bench_stages(config, link_of(1, 0), ["none"], samples=2, rounds=1)
+
+
+def test_links_between_gpus_are_not_emulated(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match="here is a GPU; hide it: CUDA_VISIBLE_DEVICES= digen"):
+        bench_stages(RunConfig(), link_of(1, 0), ["none"], samples=2, rounds=1)
 
 
 @pytest.mark.nightly
