@@ -137,7 +137,8 @@ def _pod_of(
     zone = {"topology.kubernetes.io/zone": group.site} if group.site else {}
     labels = zone | own.node_labels.get(group.kind, {})
     where = {"nodeSelector": labels} if labels else {}
-    return where | _pod(cluster, container, tls)
+    # members of a gang beside each other, which NCCL has exchange what they compute with there
+    return where | _pod(cluster, container, tls, shares_memory=group.cuda and share > 1)
 
 
 def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
@@ -153,17 +154,32 @@ def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
     return _pod(cluster, container, tls)
 
 
-def _pod(cluster: Cluster, container: dict[str, Any], tls: bool) -> dict[str, Any]:
+def _pod(
+    cluster: Cluster, container: dict[str, Any], tls: bool, *, shares_memory: bool = False
+) -> dict[str, Any]:
+    """Return a pod of a container.
+
+    Args:
+        cluster: with the image.
+        container: what it is beside that.
+        tls: whether it gets the cluster's keys.
+        shares_memory: whether its processes share more memory than the 64 MB that each pod gives.
+    """
     container = container | {"image": cluster.kubernetes.image}
-    if not tls:
+    volumes: dict[str, tuple[Any, Any]] = {}  # by name how one is mounted, and what it is
+    if tls:
+        paths = tls_settings(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
+        variables = as_environment(ENCRYPTED | paths)
+        container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+        secret = {"secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}
+        volumes["tls"] = {"mountPath": str(TLS_FOLDER), "readOnly": True}, secret
+    if shares_memory:
+        volumes["shared-memory"] = {"mountPath": "/dev/shm"}, {"emptyDir": {"medium": "Memory"}}
+    if not volumes:
         return {"containers": [container]}
-    paths = tls_settings(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
-    variables = as_environment(ENCRYPTED | paths)
-    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-    mount = {"name": "tls", "mountPath": str(TLS_FOLDER), "readOnly": True}
-    container["volumeMounts"] = [mount]
-    volume = {"name": "tls", "secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}
-    return {"containers": [container], "volumes": [volume]}
+    container["volumeMounts"] = [{"name": name, **own} for name, (own, _) in volumes.items()]
+    named = [{"name": name, **own} for name, (_, own) in volumes.items()]
+    return {"containers": [container], "volumes": named}
 
 
 def _scheduler_service(cluster: Cluster) -> dict[str, Any]:

@@ -124,6 +124,11 @@ def test_a_gang_is_one_command_for_all_its_gpus(tmp_path):
     assert worker["replicas"] == 4
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert container["args"][-4:-2] == ["--members", "4"]
+    jsonschema.validate(pods, schema_of("DaskCluster"))
+    mounts = {own["mountPath"]: own["name"] for own in container["volumeMounts"]}
+    volumes = {own["name"]: own for own in worker["spec"]["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert volumes[mounts["/tls"]]["secret"] == {"secretName": "digen-tls"}
 
 
 SPREAD = """
@@ -266,6 +271,7 @@ def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert container["args"][2] == ("tls" if tls else "tcp") + "://digen-scheduler.rl.svc:8786"
     assert ("/tls/certificate.pem" in text) == tls
+    assert "/dev/shm" not in text, "each pod has one worker"
     assert resources[1]["spec"]["cluster"] == resources[0]["metadata"]["name"]
 
 

@@ -362,6 +362,7 @@ def test_kubernetes_starts_a_team_in_each_pod_of_an_indexed_job(tmp_path):
     assert [pod["nodeSelector"].get("nvidia.com/gpu.product") for pod in pods] == ["RTX-4090", None]
     limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
     assert [(own["cpu"], own["nvidia.com/gpu"]) for own in limits] == [("4", "2"), ("1", "1")]
+    assert ["/dev/shm" in str(pod) for pod in pods] == [True, False], "where a pod has several"
 
 
 def test_where_all_are_in_such_gangs_the_operator_starts_none(tmp_path):
