@@ -34,8 +34,9 @@ def load_model(
     return None, Nothing()
 
 
+@together
 def require_rollouts(config: RunConfig) -> None:
-    """Check that this worker's device computes as a run's rollouts do.
+    """Check that this worker's device computes as a run's rollouts do, in a gang each member's.
 
     Raises:
         ConfigError: it does not have their precision, or no CUDA graphs.

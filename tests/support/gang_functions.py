@@ -5,19 +5,22 @@ import os
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from digen_core.checkpoints.manifest import DamagedError
-from digen_core.errors import UserError
+from digen_core.config.run import RunConfig
+from digen_core.errors import ConfigError, UserError
 from digen_core.gang.members import Gang
 from digen_core.gang.parts import Part
 from digen_core.gang.rows import own_rows
 from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from support.pull_source import version_of
+from tasks import setup
 from tasks.gang.together import together
 from tasks.receipts import Plain, collecting
 from tasks.worker.pulling import pull, serve_from
@@ -42,6 +45,23 @@ def summed(value: float, seconds: float = 0.0, rounds: int = 3) -> float:
         time.sleep(seconds / rounds)
         dist.all_reduce(found)
     return float(found)
+
+
+def rollouts_beside_an_old_card() -> None:
+    """Check rollouts in float8 where the last member has a GPU that does not compute so."""
+    _exchange_last_card()
+    model, rollout = {"device": "cpu"}, {"precision": "float8"}
+    tree = {"model": model, "rollout": rollout, "algorithm": {"correction": "recompute"}}
+    setup.require_rollouts(RunConfig.model_validate(tree))
+
+
+@together
+def _exchange_last_card() -> None:
+    def refuse(device: torch.device) -> None:
+        raise ConfigError("rollout.precision is 'float8', which this card does not have")
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        patch.object(setup, "require_float8", refuse).start()
 
 
 @together

@@ -165,6 +165,12 @@ def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy(gangs, monk
         failing.result(timeout=20)
 
 
+def test_each_member_is_asked_whether_it_generates_as_the_run_does(gangs):
+    """A gang may be of several kinds of cards, of which the leader's is not the oldest."""
+    with pytest.raises(UserError, match=r"which this card does not have \(on member 1 of the gang"):
+        gangs.call("g0", together.rollouts_beside_an_old_card)
+
+
 def test_a_damaged_file_is_told_as_such_so_that_another_may_do(gangs):
     follower = gangs.leader("g0").followers["g0.1"]
     with pytest.raises(DamagedError, match="1 is damaged"):
