@@ -15,6 +15,7 @@ from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import CountedTokens, HeldVersion, Nothing
 from tasks.worker.engine import Engine, build_engine, engine_of, working
+from tasks.worker.fitting import needing_memory
 from tasks.worker.span import span_on_receipt
 
 
@@ -57,7 +58,8 @@ def load_engine(run_id: str, config: RunConfig, device: str, roles: Collection[s
     """
     check_device(config.model, here=True)
     try:
-        return build_engine(run_id, config, device, frozenset(roles))
+        with needing_memory(device, "model", config.model.size):
+            return build_engine(run_id, config, device, frozenset(roles))
     except OSError as error:  # its causes, which explain it, are lost on the way to who asked
         raise UserError(explain_load_error(config.model, error)) from error
 

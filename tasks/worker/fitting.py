@@ -12,7 +12,7 @@ from digen_core.errors import UserError
 T = TypeVar("T")
 
 Activity = Literal[
-    "encode", "samples", "denoise", "decode", "evaluate", "train", "sum", "step", "load"
+    "model", "encode", "samples", "denoise", "decode", "evaluate", "train", "sum", "step", "load"
 ]
 
 _HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
@@ -20,6 +20,11 @@ _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
 _HALF: Final = "model.dtype = 'bfloat16'"
 _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
 _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
+    "model": (
+        "to hold the model",
+        f"use {_HALF}, offload more in [model], or have a gang share it by [parallel]: 'digen size "
+        "CONFIG --memory' says what each takes",
+    ),
     "encode": (
         "to embed a prompt",
         f"use {_HALF}, or offload = ['text_encoders', 'vae', 'transformer'] in [model]",

@@ -8,7 +8,7 @@ import torch
 from pydantic import TypeAdapter
 
 from digen_core.config.run import RunConfig
-from digen_core.errors import ConfigError
+from digen_core.errors import ConfigError, UserError
 from digen_core.gang.members import ALONE
 from digen_core.models.loading import load_trainable
 from digen_core.models.trainable import initial_weights, trainable_parameters
@@ -268,4 +268,15 @@ def test_a_device_that_a_worker_has_not_is_one_line(config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="'cuda:1', but torch sees 1 such devices here; use auto"):
+        load_engine("run-1", config, "trainer-0", ["trainer"])
+
+
+def test_a_model_that_does_not_fit_is_one_line(config, monkeypatch):
+    """In a gang a member may have a smaller GPU than the leader, whose room was looked at."""
+
+    def load(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine_module, "load_trainable", load)
+    with pytest.raises(UserError, match=r"trainer-0 has not enough memory to hold the model .*use"):
         load_engine("run-1", config, "trainer-0", ["trainer"])
