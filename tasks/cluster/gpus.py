@@ -73,9 +73,10 @@ def require_own_gpus(cards: Mapping[str, str], members: Sequence[str]) -> None:
                 "CUDA_VISIBLE_DEVICES, or start both by one command with --members"
             )
         if seen and bool(own) != any(seen):
+            other = next(iter(seen.values()))
+            lacking, having = (other, who) if own else (who, other)
             raise UserError(
-                f"{who} sees {'a' if own else 'no'} GPU, but {next(iter(seen.values()))} sees "
-                f"{'none' if own else 'one'}; have each see one by CUDA_VISIBLE_DEVICES, or hide "
-                "them from all: CUDA_VISIBLE_DEVICES="
+                f"{lacking} sees no GPU, but {having} sees one; have each see one by "
+                "CUDA_VISIBLE_DEVICES, or hide them from all: CUDA_VISIBLE_DEVICES="
             )
         seen[own] = who

@@ -81,7 +81,7 @@ WRONG = {
     ),
     "a leader without": (
         {"a": "", "b": "y", "c": "z"},
-        r"member 1 of a gang, the worker at b, sees a GPU, but member 0 .* at a, sees none; have",
+        r"member 0 of a gang, the worker at a, sees no GPU, but member 1 .* at b, sees one; have",
     ),
     "the same": (
         {"a": "x", "b": "y", "c": "x"},
