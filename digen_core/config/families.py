@@ -129,6 +129,11 @@ class Family(NamedTuple):
     streams: tuple[str, ...] = ("hidden_states", "encoder_hidden_states")
     """What a block is given by the one before, as its parameters are called; None is nothing."""
 
+    @property
+    def masks_text(self) -> bool:
+        """Whether attention has a mask where a text is padded, which flash attention takes not."""
+        return self.attention == MASKED
+
     def num_blocks(self, transformer: Settings) -> int:
         """Return the blocks of a transformer, from its config."""
         return sum(int(transformer[key]) for key in self.blocks.values())

@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import gcd
 from typing import Final
 
-from digen_core.config.families import FAMILIES, Settings
+from digen_core.config.families import FAMILIES, Family, Settings
 from digen_core.config.model import ModelConfig
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
@@ -195,9 +195,11 @@ def check_degree(config: RunConfig, size: int, settings: tuple[Settings, Setting
     if not (family.deals_tokens and (family.deals_sources or not model.source_image)):
         where = " where prompts come with images" * family.deals_tokens
         raise ConfigError(f"{label}, but {model.family} deals no tokens{where}; use 1")
-    if model.attention not in _KERNELS:
+    kernels = _kernels_of(family)
+    if model.attention not in kernels:
+        one_of = "one of " * (len(kernels) > 1)
         raise ConfigError(
-            f"{label}, but model.attention is {model.attention!r}; use one of {', '.join(_KERNELS)}"
+            f"{label}, but model.attention is {model.attention!r}; use {one_of}{', '.join(kernels)}"
         )
     try:
         numbers = dict(_dealt(model, settings))
@@ -210,6 +212,16 @@ def check_degree(config: RunConfig, size: int, settings: tuple[Settings, Setting
             raise ConfigError(
                 f"{label}, which does not divide {what}; what does is {', '.join(fitting)}"
             )
+
+
+def _kernels_of(family: Family) -> list[str]:
+    """Return the kernels of attention with which diffusers deals tokens of a family's samples.
+
+    Where texts are masked that is not cuDNN's: dealt, it would add the mask to the products, as a
+    number, and mask nothing (diffusers#14342).
+    """
+    found = [kernel for kernel in _KERNELS if kernel in family.attention]
+    return [own for own in found if own != "cudnn" or not family.masks_text]
 
 
 def _dealt(

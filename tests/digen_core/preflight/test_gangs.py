@@ -80,7 +80,19 @@ def test_degrees_that_divide_all_are_taken(config_of, family, degree):
             "qwen_image",
             2,
             {"attention": "math"},
+            r"but model.attention is 'math'; use native$",
+        ),
+        (
+            "flux",
+            2,
+            {"attention": "math"},
             r"but model.attention is 'math'; use one of native, cudnn, native_flash, flash$",
+        ),
+        (
+            "hunyuan_video",
+            2,
+            {"attention": "cudnn"},
+            r"but model.attention is 'cudnn'; use native$",
         ),
     ],
 )
@@ -88,6 +100,10 @@ def test_what_does_not_fit_is_refused_in_one_line(config_of, family, degree, mod
     with pytest.raises(ConfigError, match=message) as refused:
         check_model(config_of(family, degree, **model))
     assert "\n" not in str(refused.value)
+
+
+def test_cudnn_deals_tokens_where_no_text_is_masked(config_of):
+    check_model(config_of("wan", 2, attention="cudnn"))
 
 
 @pytest.mark.parametrize("family", ["wan", "ltx2"])
