@@ -88,7 +88,8 @@ class ClusterConfig(Strict):
     reward_workers: dict[PoolName, Annotated[int, Field(ge=1), _WORKERS]] = Field(
         default_factory=dict
     )
-    """Worker processes that only score, by the name of their pool."""
+    """Worker processes that only score, by the name of their pool. On a machine with several GPUs
+    they take, in turns, what devices leave over."""
 
     threads_per_worker: Annotated[int, _THREADS] = Field(1, ge=1)
     """CPU threads of each worker's engine."""

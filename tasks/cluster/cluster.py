@@ -87,7 +87,8 @@ def run_cluster(
         logging.getLogger("distributed.client").addFilter(is_no_given_up_reconnect)
         yield config.address
         return
-    workers, gpus = dict[str, dict[str, Any]](), deal_gpus(devices, visible_gpus())
+    pools = {f"{pool}-{i}": pool for pool, n in config.reward_workers.items() for i in range(n)}
+    workers, gpus = dict[str, dict[str, Any]](), deal_gpus(devices, visible_gpus(), [*pools])
     for device in devices:
         leading: dict[str, int] = dict.fromkeys(device.roles, 1)
         if device.size > 1:
@@ -96,8 +97,8 @@ def run_cluster(
             leading[SITE + device.site] = 1
         workers[device.name] = worker_process(leading, gpus.get(device.name))
         workers |= {name: worker_process({MEMBER: 1}, gpus.get(name)) for name in device.followers}
-    for pool, number in config.reward_workers.items():
-        workers |= {f"{pool}-{index}": worker_process({pool: 1}) for index in range(number)}
+    for name, pool in pools.items():
+        workers[name] = worker_process({pool: 1}, gpus.get(name))
     nanny = _counted_nanny(len(workers), on_started)
     workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)

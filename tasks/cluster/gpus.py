@@ -32,8 +32,15 @@ def card() -> str:
     return str(torch.cuda.get_device_properties().uuid) if torch.cuda.is_available() else ""
 
 
-def deal_gpus(devices: Sequence[Device], gpus: Sequence[str]) -> dict[str, str]:
+def deal_gpus(
+    devices: Sequence[Device], gpus: Sequence[str], others: Sequence[str] = ()
+) -> dict[str, str]:
     """Return the GPU of each worker by name, in turns; none where all can only have the same.
+
+    Args:
+        devices: which come first.
+        gpus: as CUDA names them.
+        others: names of workers that are no devices: they get what is left, if anything is.
 
     Raises:
         UserError: a gang has more members than there are GPUs.
@@ -47,7 +54,7 @@ def deal_gpus(devices: Sequence[Device], gpus: Sequence[str]) -> dict[str, str]:
     if len(gpus) < 2:
         return {}
     names = [name for device in devices for name in (device.name, *device.followers)]
-    return dict(zip(names, cycle(gpus)))
+    return dict(zip([*names, *others], cycle(gpus)))
 
 
 def require_own_gpus(cards: Mapping[str, str], members: Sequence[str]) -> None:

@@ -23,6 +23,12 @@ def test_workers_take_gpus_in_turns():
     assert deal_gpus(DEVICES, ["0", "1"])["trainer-0"] == "0"
 
 
+def test_workers_that_score_take_what_is_left():
+    """They would all compute on the first, beside a device."""
+    found = deal_gpus(DEVICES, ["0", "1", "2", "3", "4"], ["judges-0", "judges-1", "elders-0"])
+    assert [found[name] for name in ("judges-0", "judges-1", "elders-0")] == ["3", "4", "0"]
+
+
 @pytest.mark.parametrize("gpus", [[], ["0"]])
 def test_where_there_is_no_choice_nothing_is_said(gpus):
     assert deal_gpus(DEVICES[1:], gpus) == {}
