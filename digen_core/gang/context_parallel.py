@@ -14,7 +14,7 @@ from diffusers import ContextParallelConfig
 from torch import Tensor
 
 from digen_core.gang.members import Gang
-from digen_core.gang.meshes import mesh_of
+from digen_core.gang.meshes import mesh_of, wait_long
 
 Plan = Mapping[str, Any]
 """Where a transformer's tokens are split and joined, by the name of a module, as diffusers says."""
@@ -37,6 +37,7 @@ def deal_tokens(
         config = ContextParallelConfig(ulysses_degree=gang.context_parallel, mesh=mesh)
         with _some_accelerator():
             transformer.enable_parallelism(config=config, cp_plan=plan)
+        wait_long(config._flattened_mesh)
 
 
 def mask_as_dealt(mask: Tensor, num_text: int, degree: int) -> Tensor:

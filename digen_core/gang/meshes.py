@@ -22,7 +22,12 @@ def mesh_of(device: torch.device, **sizes: int) -> DeviceMesh:
     """
     torch.empty(0, device=device)  # with none in use yet, a mesh would choose one by the rank
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    wait_long(mesh)
+    return mesh
+
+
+def wait_long(mesh: DeviceMesh) -> None:
+    """Have members of a mesh wait for each other as long as may be; with NCCL it is ten minutes."""
     if dist.get_backend() != "fake":  # whose members wait for nobody
         for group in mesh.get_all_groups():
-            _set_pg_timeout(COLLECTIVE, group)  # with NCCL it would be ten minutes
-    return mesh
+            _set_pg_timeout(COLLECTIVE, group)

@@ -7,6 +7,7 @@ from multiprocessing import AuthenticationError
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from time import sleep
 from typing import Final, ParamSpec, TypeVar
 
 from digen_core.errors import UserError
@@ -24,6 +25,9 @@ INLINE_BYTES: Final = 1 << 20
 """Of a command's arguments: what is larger goes through a file, once for all near followers."""
 ANSWER_SECONDS: Final = 0.5
 """How long a leader that fails itself waits to hear that a follower failed before."""
+AGAIN_SECONDS: Final = 0.2
+"""Until the group of a leader is aborted again, where it was not there: it is yet to be formed, or
+hidden while memory is counted."""
 
 
 class _Answers:
@@ -117,7 +121,7 @@ class Leading:
         self._number = 0
         self._held = Held()
         self._is_over = False
-        self._is_freed = False  # from its own part of a command, as a follower failed at that
+        self._is_broken = False  # a follower has failed, or is gone
 
     def call(self, function: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) -> R:
         """Call a function on all members and return what it returned here.
@@ -149,9 +153,11 @@ class Leading:
         except (OSError, EOFError, AuthenticationError) as error:
             raise GangBrokenError(f"the gang is not whole: {error}") from error
         try:
+            if self._is_broken:  # since the last command, which over TCP nobody was told
+                raise GangBrokenError("a member is gone")
             result = function(*arguments, **parameters)
         except Exception as error:
-            says_more = isinstance(error, UserError | FloatingPointError) and not self._is_freed
+            says_more = isinstance(error, UserError | FloatingPointError) and not self._is_broken
             if not says_more and (failure := self._failure(seconds=ANSWER_SECONDS)):
                 raise failure from error
             raise
@@ -201,9 +207,9 @@ class Leading:
         A collective of NCCL would wait for ever. Whatever it returns then is nonsense, and so is
         what is made of that.
         """
-        if self.is_calling:
-            self._is_freed = True
-            abort_group()
+        self._is_broken = True
+        while self.is_calling and not abort_group():
+            sleep(AGAIN_SECONDS)
 
     def end(self) -> None:
         """Let the followers go, when what they are at is done."""

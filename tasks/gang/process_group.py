@@ -22,6 +22,7 @@ MEETING: Final = timedelta(minutes=2)
 """How long members wait for each other to come: all of them are there when the leader calls."""
 
 _aborting = Lock()
+_interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
 
 def form_group(join: Join, interface: str, listener: socket | None = None) -> None:
@@ -39,10 +40,11 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
     """
     if join.store is None:
         interface = interface_of("127.0.0.1")
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # and none whose name only begins so
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        _take_for_nccl(interface)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
@@ -55,6 +57,22 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
     except RuntimeError as error:
         raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
+
+
+def _take_for_nccl(interface: str) -> None:
+    """Have NCCL use an interface, and none whose name only begins so.
+
+    Raises:
+        ConnectionError: it uses another one in this process, as its gang was on one host before.
+    """
+    global _interface_of_nccl
+    if _interface_of_nccl not in ("", interface):
+        raise ConnectionError(
+            f"NCCL uses {_interface_of_nccl} in this process, and this gang {interface}: its "
+            "workers have to be started again"
+        )
+    _interface_of_nccl = interface
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
 
 
 def _store(join: Join, listener: socket | None) -> Store:
@@ -74,15 +92,17 @@ def _store(join: Join, listener: socket | None) -> Store:
     )
 
 
-def abort_group() -> None:
-    """Abort the group, if this process is in one: nothing that it computes with goes on.
+def abort_group() -> bool:
+    """Abort the group, and say whether this thread sees that the process is in one.
 
-    To destroy a group of NCCL is collective: it waits for the others, who may be gone. That also
-    gets a thread out of a collective of NCCL in which it waits for one that is.
+    Nothing that the group computes goes on, so that also gets another thread out of a collective of
+    NCCL. To destroy the group would not do: that waits for the others, who may be gone.
     """
     with _aborting:
-        if dist.is_initialized():
+        is_in_one = dist.is_initialized()
+        if is_in_one:
             _abort_process_group()
+        return is_in_one
 
 
 def leave_group(join: Join) -> None:

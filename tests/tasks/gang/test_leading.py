@@ -7,6 +7,7 @@ from threading import Event
 import pytest
 
 from digen_core.errors import UserError
+from support.waiting import comes_to
 from tasks.gang import leading
 from tasks.gang.leading import Leading
 from tasks.gang.meeting import Awaited, Place
@@ -26,7 +27,15 @@ class Stuck:
         self.raised: Exception | None = None
         for name in ("form_group", "leave_group"):
             monkeypatch.setattr(leading, name, lambda *_: None)
-        monkeypatch.setattr(leading, "abort_group", self.is_aborted.set)
+        self.hidden = 0  # times that the group is not to be seen
+        monkeypatch.setattr(leading, "abort_group", self._abort)
+        monkeypatch.setattr(leading, "AGAIN_SECONDS", 0.01)
+
+    def _abort(self) -> bool:
+        self.hidden -= 1
+        if self.hidden < 0:
+            self.is_aborted.set()
+        return self.hidden < 0
 
     def wait(self) -> str:
         self.is_there.set()
@@ -100,6 +109,36 @@ def test_it_is_told_why_whatever_it_makes_of_nonsense(
         told.result(10)
     with pytest.raises(GangBrokenError, match="broken before"):
         leader.call(stuck.wait)
+
+
+def test_a_group_that_is_not_there_yet_is_aborted_when_it_is(stuck, followers, tmp_path):
+    addresses, channels = followers
+    stuck.hidden = 5
+    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(answer_when_there, stuck, channels, [None, LATE])
+        with pytest.raises(GangBrokenError, match="member 1 is gone"):
+            leader.call(stuck.wait)
+        told.result(10)
+
+
+def test_who_is_gone_while_nothing_is_done_is_noticed_before_the_next_command(
+    stuck, followers, tmp_path, monkeypatch
+):
+    """Over TCP the command may be sent to one that is gone, without an error."""
+    addresses, channels = followers
+    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    stuck.is_there.set()
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(answer_when_there, stuck, channels, [Done([]), Done([])])
+        assert leader.call(lambda: 7) == 7
+        told.result(10)
+    channels[1].result().close()
+    assert comes_to(lambda: leader._is_broken, 10)
+    monkeypatch.setattr(leader, "_post", lambda *_: None)
+    with pytest.raises(GangBrokenError, match="member 2 is gone"):
+        leader.call(pytest.fail, "it would wait for ever")
+    assert not stuck.is_aborted.is_set()
 
 
 def test_followers_that_leave_with_their_leader_abort_nothing(stuck, followers, tmp_path):

@@ -38,8 +38,6 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
         folder = tmp_path / str(number)
         folder.mkdir()
         form_group(joined(folder, 1), "lo")
-        names = [os.environ[f"{library}_SOCKET_IFNAME"] for library in ("GLOO", "NCCL")]
-        assert names == ["lo", "=lo"]
         mesh = mesh_of(torch.device(device), share=1, stage=1)
         for group in (dist.group.WORLD, mesh.get_group("stage")):
             options = group._get_backend(torch.device(device)).options
@@ -60,3 +58,13 @@ def test_the_interface_is_that_of_the_address_at_which_a_worker_is():
                 assert interface_of(found.address) == name
     with pytest.raises(ConnectionError, match=r"no network interface has the address 192\.0\.2\.1"):
         interface_of("192.0.2.1")
+
+
+def test_nccl_reads_once_which_interface_it_is_to_use(monkeypatch):
+    monkeypatch.setattr(process_group, "_interface_of_nccl", "")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
+    for _ in range(2):
+        process_group._take_for_nccl("lo")
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
+    with pytest.raises(ConnectionError, match="NCCL uses lo in this process, and this gang eth0"):
+        process_group._take_for_nccl("eth0")
