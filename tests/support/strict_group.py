@@ -28,6 +28,7 @@ TAKEN: Final = {
 _COLLECTIVES: Final = (
     "all",
     "_allgather",
+    "barrier",
     "broadcast",
     "gather",
     "recv",
