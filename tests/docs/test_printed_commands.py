@@ -147,6 +147,12 @@ def test_a_broken_command_is_found(text, reader):
         reader.type(Printed(1, text))
 
 
+@pytest.mark.parametrize("options", ["", "--fleet"])
+def test_a_plan_that_a_page_prints_is_not_made(options, reader):
+    reader.type(Printed(1, f"digen plan shapes --cluster 2-cores {options} > plan.txt"))
+    assert Path("plan.txt").read_text() == ""
+
+
 def test_an_answer_that_is_not_what_is_said_is_found(reader):
     reader.type(
         Printed(1, "digen train shapes --seed x", "digen: ... seed: must be a valid integer")

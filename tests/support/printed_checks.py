@@ -18,7 +18,6 @@ import torch
 import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
-import deployments.views.plans.fleet  # noqa: F401 - else it would keep what is put in place of `plan`
 from deployments.cli import run
 from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
@@ -95,7 +94,7 @@ STARTS = (
     "deployments.operation.up.down",
     "deployments.views.explain.read_log",
     "deployments.views.memory.needs_of",
-    "deployments.views.plans.plan.plan",
+    "deployments.views.plans.plan.plans_for",
     "deployments.views.pretraining.pretrain_images",
     "deployments.views.pretraining.pretrain_editor",
     "deployments.views.replay.run_nonfinite",
