@@ -14,6 +14,9 @@ from digen_core.planning.model_settings import settings_folder
 CARDS: Final = (24, 48, 80, 141)
 """Memory of cards that people have, GB."""
 
+_counted: Final[dict[object, Memory]] = {}
+"""Of configs, folders and gangs: once in a process, as it takes seconds and plans ask again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -57,8 +60,11 @@ def needs_of(config: RunConfig, gang: int = 1) -> Needs:
         UserError: the model's settings are not there, or do not fit the config.
     """
     with reading_settings(config):
-        found = memory_of(config, settings_folder(config.model.path), gang)
-    return Needs(config.fragment_size, config.train.pack_size, found)
+        folder = settings_folder(config.model.path)
+        key = config.model_dump_json(), folder.resolve(), gang
+        if key not in _counted:
+            _counted[key] = memory_of(config, folder, gang)
+    return Needs(config.fragment_size, config.train.pack_size, _counted[key])
 
 
 def quantities(needs: Needs) -> Quantities:

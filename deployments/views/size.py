@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
 
@@ -15,6 +16,9 @@ from digen_core.planning.sizes import Sizes, sizes_of
 Quantities = dict[tuple[str, str], str]
 """Quantity and unit -> number."""
 
+_counted: Final[dict[object, Sizes]] = {}
+"""Of configs and folders: once in a process, as it takes seconds and plans ask again."""
+
 
 def size(config: RunConfig) -> Sizes:
     """Count what a config's model needs.
@@ -23,7 +27,11 @@ def size(config: RunConfig) -> Sizes:
         UserError: the model's settings are not there, or do not fit the config.
     """
     with reading_settings(config):
-        return sizes_of(config, settings_folder(config.model.path))
+        folder = settings_folder(config.model.path)
+        key = config.model_dump_json(), folder.resolve()
+        if key not in _counted:
+            _counted[key] = sizes_of(config, folder)
+    return _counted[key]
 
 
 @contextmanager

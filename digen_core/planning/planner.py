@@ -160,7 +160,8 @@ def in_full(judged: JobPlan, leeway: Leeway, value: Value = attrgetter("seconds"
     share = leeway.max_stale_share if LAYOUTS[judged.layout].stale else None
     fixed = replace(leeway.fixed, stale_share=share, most_staleness=leeway.max_staleness)
     try:
-        return JobPlan(judged.job, search(judged.job, judged.layout, fixed, value=value))
+        found = search(judged.job, judged.layout, fixed, value=value, simulated=judged.plan)
+        return JobPlan(judged.job, found)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -233,7 +234,8 @@ def judge(job: Job, layout: LayoutName, leeway: Leeway) -> JobPlan:
     """
     share = leeway.share(layout)
     best = sorted(leeway.with_sizes(job), key=lambda own: estimate(own, layout, share)[0])
-    rated = [_simulated(own, layout, leeway) for own in (job, *best[:NUM_SIZES])]
+    others = [own for own in best[:NUM_SIZES] if own.workload != job.workload]
+    rated = [_simulated(own, layout, leeway) for own in (job, *others)]
     return min(rated, key=_seconds)
 
 

@@ -104,6 +104,7 @@ def search(
     num_iterations: int = 4,
     seed: int = 0,
     value: Value = attrgetter("seconds"),
+    simulated: Plan | None = None,
 ) -> Plan:
     """Find the split and mechanisms of a layout that are the fastest, or the best otherwise.
 
@@ -114,6 +115,7 @@ def search(
         num_iterations: of the last simulations; at least 12 with stale groups.
         seed: the first of their seeds.
         value: of an iteration, that is to be the least.
+        simulated: a choice that was simulated before, without jitter.
 
     Raises:
         ValueError: no split has so many helpers and assistants as are fixed.
@@ -126,7 +128,9 @@ def search(
             if choice not in judged:
                 # Without jitter one iteration on-policy is much like the other.
                 iterations = stale_iterations(choice.max_staleness) - 4 if choice.stale_share else 2
-                report = simulate_choice(problem, choice, num_iterations=iterations)
+                report = _known(simulated, choice, iterations) or simulate_choice(
+                    problem, choice, num_iterations=iterations
+                )
                 judged[choice] = _worth(choice, value(report))
 
     judge(space.ranked())
@@ -146,6 +150,14 @@ def search(
     runs = {choice: _run(problem, choice, num_iterations, seed) for choice in finalists}
     chosen = min(runs, key=lambda choice: _worth(choice, mean(map(value, runs[choice]))))
     return Plan(chosen, mean(report.seconds for report in runs[chosen]), runs[chosen][0])
+
+
+def _known(simulated: Plan | None, choice: Choice, num_iterations: int) -> SimulationReport | None:
+    """Return the report of a plan if it is that of a choice in so many iterations."""
+    if simulated is None or simulated.choice != choice:
+        return None
+    report = simulated.report
+    return report if len(report.iteration_ends) == num_iterations else None
 
 
 def stale_iterations(max_staleness: int) -> int:

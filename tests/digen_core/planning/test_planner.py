@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import pytest
 
@@ -10,6 +11,8 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.planning import planner
+from digen_core.planning import search as search_module
 from digen_core.planning.job import BOTH, Job, layouts_for
 from digen_core.planning.planner import Leeway, plan_job, sizes, with_sizes
 from digen_core.planning.search import Choice, Fixed, simulate_choice
@@ -102,6 +105,42 @@ def test_plans_know_how_many_updates_an_iteration_makes(dealt_by):
     )
     assert [own.layout for own in plans.values()] == ["elastic", "gap"], "the two most promising"
     assert plans["elastic"].seconds < plans["gap"].seconds < barrier
+
+
+def drawn_jobs(number: int):
+    """Yield small jobs whose devices, costs and sizes are drawn, and what their plans may have."""
+    for seed in range(number):
+        draw = Random(seed)
+        costs = DeviceCosts(
+            step=Linear(fixed=draw.choice((0.0, 0.1)), per_item=draw.uniform(0.05, 0.3)),
+            decode=Linear(per_item=0.1),
+            pack=Linear(fixed=draw.choice((0.0, 0.5)), per_item=draw.uniform(0.1, 0.5)),
+        )
+        own = job(draw.randint(2, 5), costs, switch_to_rollout=draw.choice((0.0, 1.0)))
+        share = draw.choice((0.0, 0.5))
+        layouts = list(LAYOUTS) if share else ON_POLICY
+        yield own, Leeway(layouts, max_stale_share=share, max_staleness=2, search_sizes=True)
+
+
+def test_nothing_is_simulated_twice_and_plans_are_those_of_simulating_all(monkeypatch):
+    simulate, asked = search_module.simulate_choice, list[str]()
+
+    def noted(*problem_and_choice, **settings):
+        asked.append(repr((*problem_and_choice, settings)))
+        return simulate(*problem_and_choice, **settings)
+
+    monkeypatch.setattr(search_module, "simulate_choice", noted)
+    monkeypatch.setattr(planner, "simulate_choice", noted)
+    found, num_asked = [], 0
+    for own, leeway in drawn_jobs(8):
+        asked.clear()
+        found.append(plan_job(own, leeway))
+        assert len(asked) == len({*asked})
+        num_asked += len(asked)
+    asked.clear()
+    monkeypatch.setattr(search_module, "_known", lambda *of: None)
+    assert [plan_job(own, leeway) for own, leeway in drawn_jobs(8)] == found
+    assert len(asked) > num_asked
 
 
 def test_colocated_strong_wins_where_nothing_overlaps():

@@ -185,6 +185,27 @@ def test_sizes_are_those_that_fit(tiny, tmp_path, capsys):
     assert best["pack_size"] > 1
 
 
+def test_a_device_more_has_nothing_counted_again(tiny, tmp_path, capsys, monkeypatch):
+    from deployments.views import memory, size
+
+    found = []
+
+    def noting(view, name):
+        count = getattr(view, name)
+        monkeypatch.setattr(view, "_counted", {})
+        monkeypatch.setattr(
+            view, name, lambda *asked: found.append((name, *asked[2:])) or count(*asked)
+        )
+
+    noting(memory, "memory_of")
+    noting(size, "sizes_of")
+    path = tmp_path / "estimated.toml"
+    path.write_text('[[devices]]\nkind = "x"\ncount = 3\ngang = 1\ntflops = 0.01\ncapacity = 80\n')
+    rows = plans_of(capsys, *tiny, "--cluster", str(path), "--fleet")
+    assert [own["devices"] for own in rows] == ["as it is", "+1 x", "-1 x"]
+    assert sorted(found) == [("memory_of", 1), ("sizes_of",)]
+
+
 def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
     from deployments.overrides import config_of
     from deployments.views.memory import GB, needs_of
