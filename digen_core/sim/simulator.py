@@ -1,8 +1,6 @@
 """Simulate a job: how long its iterations take, and what devices wait for."""
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from digen_core.control.controller import Controller
@@ -72,21 +70,4 @@ def simulate(
         simulation.join(time, device)
     for time, name in leaves:
         simulation.leave(time, name)
-    with _nothing_collected():
-        return simulation.run(num_iterations)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Let no cycles of objects be looked for while the body runs.
-
-    A simulation makes many objects that it keeps, and no cycles on the way. Where torch and
-    diffusers are loaded, too, looking through all that there is takes a third of its time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return simulation.run(num_iterations)
