@@ -93,11 +93,14 @@ def _only_new_objects_collected() -> Iterator[None]:
     Simulations make many objects; so often looking through those of torch and diffusers, too,
     where they are loaded, takes a sixth of the time.
     """
-    gc.freeze()
+    is_own = not gc.get_freeze_count()  # else some have been left out for good
+    if is_own:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if is_own:
+            gc.unfreeze()
 
 
 @_only_new_objects_collected()
