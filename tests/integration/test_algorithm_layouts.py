@@ -4,6 +4,7 @@ Stale layouts are compared with a serial loop that is told which versions genera
 which layout: tests/digen_core/config/test_refused_layouts.py.
 """
 
+from collections import defaultdict
 from itertools import cycle
 
 import pytest
@@ -227,6 +228,18 @@ def own_samplers(config: RunConfig, rows: list[dict], record: IterationRecord) -
     return {row["worker"] for row in found if row["policy_version"] == record.version - 1}
 
 
+def check_replay_errors(run: Run, rows: list[dict], record: IterationRecord) -> None:
+    """Devices whose samples were trained have an error; one that was late another went on for."""
+    found, generated = replay_errors_in(record.metrics), defaultdict(set)
+    for span in run.spans:
+        if span.kind == "denoise" and span.iteration == record.iteration:
+            generated[span.group, span.fragment].add(span.device)
+    if all(len(devices) == 1 for devices in generated.values()):
+        assert found == own_samplers(run.config, rows, record)
+    else:
+        assert found <= set().union(*generated.values())
+
+
 def check_stale_pairs(metrics: dict[str, float], rows: list[dict], record: IterationRecord) -> None:
     """Only stale pairs are clipped, and their share is told apart."""
     own = [row for row in rows if row["iteration"] == record.iteration and row["trained"]]
@@ -261,7 +274,7 @@ def check(job: str, case: Case, run_layout) -> None:
         own = metrics["staleness/mean"] < 1  # some pairs are the trained version's own
         assert ("train/replay_error" in metrics) == (own and not config.trains_clean)
         assert metrics.get("train/replay_error", 0.0) < 1e-10
-        assert replay_errors_in(metrics) == own_samplers(config, rows, record)
+        check_replay_errors(found, rows, record)
         if not config.trains_clean:
             assert (metrics["train/max_log_ratio"] > 1e-7) == is_stale
             if config.algorithm.correction == "none":
