@@ -10,6 +10,8 @@ from threading import Thread
 from time import sleep
 from typing import Final, ParamSpec, TypeVar
 
+from torch.distributed import ProcessGroup
+
 from digen_core.errors import UserError
 from digen_core.gang.parts import Held, pickled
 from tasks.gang.channel import Channel, packed
@@ -111,6 +113,7 @@ class Leading:
         self._addresses, self._key = tuple(addresses), key
         self._followers: list[Channel] = []
         self._answers = _Answers(self._free)
+        self._group: ProcessGroup | None = None
         self._join = Join(
             rank=0,
             size=len(addresses) + 1,
@@ -179,7 +182,7 @@ class Leading:
                 self._followers.append(follower)
                 self._answers.of(rank, follower)
                 follower.send(replace(self._join, rank=rank))
-            form_group(self._join, self._place.interface, listener)
+            self._group = form_group(self._join, self._place.interface, listener)
 
     def _post(self, function: Callable[..., object], what: object) -> None:
         """Tell the followers what to call."""
@@ -205,10 +208,10 @@ class Leading:
         """Have this process wait for no member any more, as one has failed or is gone.
 
         A collective of NCCL would wait for ever. Whatever it returns then is nonsense, and so is
-        what is made of that.
+        what is made of that. A group that this process forms later, in another gang, is left alone.
         """
         self._is_broken = True
-        while self.is_calling and not abort_group():
+        while self.is_calling and not abort_group(self._group):
             sleep(AGAIN_SECONDS)
 
     def end(self) -> None:

@@ -25,8 +25,10 @@ _aborting = Lock()
 _interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
 
-def form_group(join: Join, interface: str, listener: socket | None = None) -> None:
-    """Make the default group of this process the one of a gang's members.
+def form_group(
+    join: Join, interface: str, listener: socket | None = None
+) -> dist.ProcessGroup | None:
+    """Make the default group of this process the one of a gang's members, and return it.
 
     What members on several hosts compute with goes over their network as it is.
 
@@ -57,6 +59,7 @@ def form_group(join: Join, interface: str, listener: socket | None = None) -> No
     except RuntimeError as error:
         raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
+    return dist.group.WORLD
 
 
 def _take_for_nccl(interface: str) -> None:
@@ -92,17 +95,20 @@ def _store(join: Join, listener: socket | None) -> Store:
     )
 
 
-def abort_group() -> bool:
-    """Abort the group, and say whether this thread sees that the process is in one.
+def abort_group(group: dist.ProcessGroup | None) -> bool:
+    """Abort the default group if it is this one, and say whether this thread sees that it is.
 
     Nothing that the group computes goes on, so that also gets another thread out of a collective of
     NCCL. To destroy the group would not do: that waits for the others, who may be gone.
+
+    Args:
+        group: what `form_group` returned; None: there is none yet.
     """
     with _aborting:
-        is_in_one = dist.is_initialized()
-        if is_in_one:
+        is_default = group is not None and dist.group.WORLD is group
+        if is_default:
             _abort_process_group()
-        return is_in_one
+        return is_default
 
 
 def leave_group(join: Join) -> None:
@@ -115,7 +121,7 @@ def leave_group(join: Join) -> None:
     Args:
         join: how this member has joined.
     """
-    abort_group()
+    abort_group(dist.group.WORLD)
     if join.rank not in join.near:
         return
     with suppress(FileNotFoundError):  # two were the last

@@ -70,4 +70,4 @@ def _member(
     try:
         torch.save(body(*arguments), folder / f"{rank}.pt")
     finally:
-        abort_group()
+        abort_group(dist.group.WORLD)

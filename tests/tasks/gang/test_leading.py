@@ -31,7 +31,7 @@ class Stuck:
         monkeypatch.setattr(leading, "abort_group", self._abort)
         monkeypatch.setattr(leading, "AGAIN_SECONDS", 0.01)
 
-    def _abort(self) -> bool:
+    def _abort(self, group) -> bool:
         self.hidden -= 1
         if self.hidden < 0:
             self.is_aborted.set()

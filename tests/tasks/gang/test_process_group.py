@@ -13,7 +13,7 @@ from digen_core.gang.meshes import COLLECTIVE, mesh_of
 from support.gpu import DEVICES
 from tasks.gang import process_group
 from tasks.gang.messages import Join
-from tasks.gang.process_group import form_group, interface_of, leave_group
+from tasks.gang.process_group import abort_group, form_group, interface_of, leave_group
 
 
 def joined(folder, size: int) -> Join:
@@ -47,6 +47,23 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
         leave_group(joined(folder, 1))
         assert not dist.is_initialized()
         assert not folder.exists()
+
+
+def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    first = form_group(joined(folders[0], 1), "lo")
+    assert not abort_group(None)
+    assert dist.is_initialized()
+    assert abort_group(first)
+    assert not dist.is_initialized()
+    form_group(joined(folders[1], 1), "lo")
+    assert not abort_group(first)
+    assert dist.is_initialized()
+    leave_group(joined(folders[1], 1))
 
 
 def test_the_interface_is_that_of_the_address_at_which_a_worker_is():
