@@ -23,8 +23,11 @@ Answer = UserError | FloatingPointError | str | Done
 """Of a follower: why it failed, as an error of the user's or of numbers, or in words; or `Done`."""
 
 
-class GangBrokenError(RuntimeError):
-    """A member of a gang failed or is gone; the gang has to be formed again."""
+class GangBrokenError(Exception):
+    """A member of a gang failed or is gone; the gang has to be formed again.
+
+    It is no error of what was computed, such as of memory, which may be tried again with less.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Work in parts that fit into the memory of a device, and what to change where nothing fits."""
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
@@ -16,6 +17,7 @@ Activity = Literal[
 ]
 
 _HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
+_FULL: Final = re.compile("out of memory|ALLOC(ATION)?_FAILED")  # as NCCL, or cuDNN and cuBLAS say
 _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
 _HALF: Final = "model.dtype = 'bfloat16'"
 _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
@@ -104,10 +106,10 @@ class Fitting:
 def is_full(error: BaseException) -> bool:
     """Say whether an error is of a device without memory, of which torch was told or a library.
 
-    NCCL and cuDNN allocate beside torch: what they then raise is no error of its own class.
+    NCCL, cuDNN and cuBLAS allocate beside torch: what is then raised is no error of its own class.
     """
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error)
+        isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
     )
 
 

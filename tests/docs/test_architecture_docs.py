@@ -61,7 +61,6 @@ RUNTIME = "\n".join(
     path.read_text() for top in ("flows", "tasks") for path in (ROOT / top).rglob("*.py")
 )
 WITHIN_OTHERS = {
-    "GangBrokenError",  # the gang is lost as a worker is
     "PullError",  # a push that fails is tried again, and in the end a TaskFailedError says it
     "ReceiptError",  # a TaskFailedError says it
     "RunCancelledError",  # the row of Ctrl-C

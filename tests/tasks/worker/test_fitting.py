@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 
 from digen_core.errors import UserError
+from tasks.gang.messages import GangBrokenError
 from tasks.worker.fitting import Fitting, needing_memory
 
 SMALL, LARGE = (64, 64, 1), (128, 64, 5)
@@ -101,7 +102,16 @@ def test_other_errors_are_passed_on():
 NCCL = "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error\nCuda failure 2 'out of memory'"
 
 
-@pytest.mark.parametrize("text", [NCCL, "CUDA error: out of memory"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        NCCL,
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
 def test_what_allocates_beside_torch_may_have_no_memory_either(text):
     with pytest.raises(UserError, match="not enough memory to add up"), memory_for("sum"):
         raise torch.distributed.DistBackendError(text)
@@ -121,6 +131,21 @@ def test_another_error_is_what_it_is():
         raise RuntimeError("invalid argument")
     with pytest.raises(RuntimeError, match="invalid argument"):
         Fitting("rollout-0").in_parts("decode", SMALL, 8, invalid)
+
+
+def test_a_gang_that_is_broken_is_not_tried_again_with_fewer():
+    """Whatever its member failed of: the next try would only say that it was broken before."""
+    tried = []
+
+    def broken(part):
+        tried.append(part)
+        raise GangBrokenError("member 1 failed: OutOfMemoryError: CUDA out of memory")
+
+    with pytest.raises(GangBrokenError, match="member 1 failed"):
+        Fitting("rollout-0").in_parts("evaluate", SMALL, 8, broken)
+    assert len(tried) == 1
+    with pytest.raises(GangBrokenError, match="member 1 failed"), memory_for("sum"):
+        broken(None)
 
 
 def invalid(part):
