@@ -116,11 +116,12 @@ def clean_latents(
     engine = engine_of(run_id)
     policy, gang, num_samples = engine.policy, engine.gang, len(samples)
     own = gang.computed(num_samples)
-    rows = to_tensors({name: value[own] for name, value in condition.items()}, policy.device)
+    own_rows = {name: value[own] for name, value in condition.items()}
     num_steps, seed = engine.config.evaluation_steps, engine.config.seed
     assert engine.average is not None, "it was loaded before"
     fits = nullcontext() if gang.size == 1 else engine.needing_memory("evaluate")
     with fits, engine.temporary_weights(engine.average[1]):
+        rows = to_tensors(own_rows, policy.device)
         x = sample_latents(policy, rows, samples[own], num_steps=num_steps, seed=seed).cpu()
     return gang.gather([x] if gang.counts(num_samples) else [])
 

@@ -124,6 +124,9 @@ def work_seconds(
     Returns:
         Seconds of each until the device has done it, none of what there was no time for; what does
         not fit into memory is left out. A step is as many times its one velocity as it asks for.
+
+    Raises:
+        UserError: something does not fit, and the gang computes together.
     """
     work = _Work(policy, config, condition, gang)
     timed: dict[Work, tuple[Callable[[int], object], float]] = {
@@ -260,10 +263,10 @@ class _Work:
     def step(self, num_samples: int) -> None:
         """One velocity of a fragment."""
         own = self._gang.computed(num_samples)
-        x = self._latents(num_samples)[own]
-        sigma = torch.full((len(x),), 0.5, device=self._policy.device)
-        condition = self._policy.without_padding(self._rows(len(x)))
         with self._waited_for("denoise", num_samples), self._policy.sampling():
+            x = self._latents(num_samples)[own]
+            sigma = torch.full((len(x),), 0.5, device=self._policy.device)
+            condition = self._policy.without_padding(self._rows(len(x)))
             float(self._policy.velocity(x, sigma, condition).sum())
 
     def encode(self, num_samples: int) -> None:
