@@ -1,17 +1,21 @@
 """The GPUs of this machine, dealt to the workers that a run starts on it."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle, takewhile
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 
+_GPU = re.compile(r"\d+|(GPU|MIG)-.+")  # a number or a UUID
+
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the GPUs that a process sees, as CUDA names them.
 
-    Where a list names something that is none, such as -1, CUDA sees nothing from there on.
+    Where a list names something that is none, CUDA sees nothing from there on: -1, or NoDevFiles,
+    as SLURM has it in a job without GPUs.
 
     Args:
         environment: of the process.
@@ -19,7 +23,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         names = (name.strip() for name in named.split(","))
-        return list(takewhile(lambda name: name and not name.startswith("-"), names))
+        return list(takewhile(_GPU.fullmatch, names))
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]

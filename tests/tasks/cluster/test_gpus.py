@@ -47,7 +47,9 @@ def test_a_gang_needs_a_gpu_for_each_member():
         ("GPU-5a,MIG-7b", ["GPU-5a", "MIG-7b"]),
         ("1,-1,2", ["1"]),
         ("0,,2", ["0"]),
+        ("MIG-GPU-5a/1/0", ["MIG-GPU-5a/1/0"]),
         ("-1", []),
+        ("NoDevFiles", []),
         ("", []),
     ],
 )
