@@ -110,7 +110,10 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
     join: Join = leader.receive()
     orders = _Orders(leader)
     try:
-        form_group(join, interface)
+        try:
+            form_group(join, interface)
+        except ConnectionError as error:
+            _exit(f"the gang is not whole: {error}")
         orders.is_busy = False
         _do(orders, leader, join, tell)
     finally:

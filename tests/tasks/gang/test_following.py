@@ -2,9 +2,13 @@
 
 import socket
 from queue import SimpleQueue
+from threading import current_thread
+
+import pytest
 
 from tasks.gang import following
 from tasks.gang.channel import Channel
+from tasks.gang.messages import Join
 
 
 def test_who_does_not_understand_the_leader_ends(monkeypatch):
@@ -16,3 +20,26 @@ def test_who_does_not_understand_the_leader_ends(monkeypatch):
         following._Orders(follower)
         leader.send_bytes(b"ctasks.gang.messages\nLaterCommand\n.")
         assert "cannot be read: " in said.get(timeout=10)
+
+
+def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
+    """Its leader may know only that it did not come."""
+    said = SimpleQueue()
+
+    def end(why):
+        said.put(why)
+        if current_thread().name != "gang's orders":
+            raise SystemExit
+
+    def fail(*_):
+        raise ConnectionError("NCCL uses lo")
+
+    monkeypatch.setattr(following, "_exit", end)
+    monkeypatch.setattr(following, "form_group", fail)
+    leader, follower = map(Channel, socket.socketpair())
+    with leader, follower:
+        leader.send(Join(rank=1, size=2, folder=tmp_path, near=(0, 1), store=None))
+        with pytest.raises(SystemExit):
+            following._follow(follower, "lo", said.put)
+        assert said.get(timeout=10) == "the gang is not whole: NCCL uses lo"
+    assert said.get(timeout=10).startswith("the leader of the gang is gone")  # its thread has ended
