@@ -89,7 +89,7 @@ class ClusterConfig(Strict):
         default_factory=dict
     )
     """Worker processes that only score, by the name of their pool. On a machine with several GPUs
-    they take, in turns, what devices leave over."""
+    they get, in turns, first those that devices leave over, then the devices'."""
 
     threads_per_worker: Annotated[int, _THREADS] = Field(1, ge=1)
     """CPU threads of each worker's engine."""
