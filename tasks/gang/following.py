@@ -78,7 +78,7 @@ class _Orders:
     """What a leader says, read while this member works: so it is noticed if the leader is gone."""
 
     def __init__(self, leader: Channel) -> None:
-        self.is_busy = True  # with meeting the others
+        self._begun, self._done = 1, 0  # it is to meet the others, and then to do what it hears
         self._leader = leader
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         Thread(target=self._read, name="gang's orders", daemon=True).start()
@@ -86,13 +86,24 @@ class _Orders:
     def _read(self) -> None:
         try:
             while True:
-                self._commands.put(self._leader.receive())
+                command = self._leader.receive()
+                self._begun += 1  # from here on, also if the leader is gone before it is taken
+                self._commands.put(command)
         except (OSError, EOFError):
             if self.is_busy:
                 _exit("the leader of the gang is gone, or has failed")
             self._commands.put(None)
         except Exception as error:  # by another version of digen on the leader's host
             _exit(f"what the leader of the gang says cannot be read: {error}")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is to be done that is not, in which it would wait for the leader."""
+        return self._begun > self._done
+
+    def done(self) -> None:
+        """Note that one thing more is done."""
+        self._done += 1
 
     def next(self) -> Command | None:
         """Wait for a command; None: there are no more."""
@@ -114,7 +125,7 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
             form_group(join, interface)
         except ConnectionError as error:
             _exit(f"the gang is not whole: {error}")
-        orders.is_busy = False
+        orders.done()
         _do(orders, leader, join, tell)
     finally:
         leave_group(join)
@@ -123,7 +134,6 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
 def _do(orders: _Orders, leader: Channel, join: Join, tell: Callable[[str], None]) -> None:
     held = Held()
     while (command := orders.next()) is not None:
-        orders.is_busy = True
         held.drop(command.dropped)
         try:
             arguments, parameters = _arguments_of(command, join, held)
@@ -138,7 +148,7 @@ def _do(orders: _Orders, leader: Channel, join: Join, tell: Callable[[str], None
                 leader.send(answer)
             _exit("the gang cannot go on")
         del arguments, parameters  # memory that is not needed while waiting
-        orders.is_busy = False
+        orders.done()
         leader.send(Done(take_received()))
 
 

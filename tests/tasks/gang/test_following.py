@@ -8,7 +8,7 @@ import pytest
 
 from tasks.gang import following
 from tasks.gang.channel import Channel
-from tasks.gang.messages import Join
+from tasks.gang.messages import Command, Join
 
 
 def test_who_does_not_understand_the_leader_ends(monkeypatch):
@@ -43,3 +43,17 @@ def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
             following._follow(follower, "lo", said.put)
         assert said.get(timeout=10) == "the gang is not whole: NCCL uses lo"
     assert said.get(timeout=10).startswith("the leader of the gang is gone")  # its thread has ended
+
+
+def test_whose_leader_is_gone_before_its_command_is_taken_ends(monkeypatch):
+    """It would begin to do it, and wait for ever: a collective of NCCL ends with no connection."""
+    said = SimpleQueue()
+    monkeypatch.setattr(following, "_exit", said.put)
+    leader, follower = map(Channel, socket.socketpair())
+    with leader, follower:
+        orders = following._Orders(follower)
+        orders.done()
+        assert not orders.is_busy
+        leader.send(Command(1, "module:function", b"", ()))
+        leader.close()
+        assert said.get(timeout=10).startswith("the leader of the gang is gone")
