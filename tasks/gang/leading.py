@@ -224,5 +224,6 @@ class Leading:
         self._file(self._number).unlink(missing_ok=True)
         for follower in self._followers:
             follower.close()
+        self._group = None  # kept, it would keep connections, of which others see the end
         called = tuple(rank for rank in self._join.near if rank <= len(self._followers))
         leave_group(replace(self._join, near=called))
