@@ -19,6 +19,7 @@ from digen_core.control.costs import Linear
 from digen_core.data.images import SourceImage
 from digen_core.data.prompts import Prompt
 from digen_core.gang.members import ALONE, Gang
+from digen_core.models.out_of_memory import is_out_of_memory
 from digen_core.models.policy import Condition, Policy
 from digen_core.planning.profile import LineFit, Measured
 from digen_core.rollout.conditions import encoded
@@ -33,7 +34,7 @@ from tasks.gang.together import together
 from tasks.receipts import MeasuredCosts
 from tasks.setup import load_engine, require_rollouts
 from tasks.worker.engine import Engine, engine_of, working
-from tasks.worker.fitting import Activity, is_full, needing_memory
+from tasks.worker.fitting import Activity, needing_memory
 
 ROLES = ("rollout", "trainer")
 
@@ -146,7 +147,7 @@ def work_seconds(
             try:
                 seconds = times * _seconds(partial(method, size))
             except RuntimeError as error:
-                if not is_full(error):
+                if not is_out_of_memory(error):
                     raise
                 del found[kind, size]
                 continue
@@ -206,7 +207,7 @@ def _line(work: Callable[[int], object], largest: int) -> Linear:
             work(size)
             seconds = _seconds(partial(work, size))
         except RuntimeError as error:
-            if not is_full(error):
+            if not is_out_of_memory(error):
                 raise
             break  # the run will find out what fits
         fit.add(size, seconds)

@@ -12,6 +12,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
+from digen_core.models.out_of_memory import is_out_of_memory
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.coded import check_agreement
 from digen_core.training.contents import contents_of
@@ -29,7 +30,7 @@ from tasks.gang.together import together
 from tasks.receipts import NOT_SHARED, Reduced, Trained
 from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.fetching import fetch_rows
-from tasks.worker.fitting import is_full, no_memory
+from tasks.worker.fitting import no_memory
 from tasks.worker.gradients import compared_gradient, part_gradient, with_start
 from tasks.worker.nonfinite import keep_or_fail
 from tasks.worker.profiling import profiled
@@ -164,7 +165,7 @@ def add_pack(
         ]
         total.make_room(gradients)
     except RuntimeError as error:
-        if not is_full(error):
+        if not is_out_of_memory(error):
             raise
         if engine.gang.computes_together:
             size, number = engine.config.size_of(iteration, parts[0][0]), len(parts[0][1].advantage)

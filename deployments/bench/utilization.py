@@ -20,6 +20,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.models.expert_names import parts_in
 from digen_core.models.loading import build_trainable
+from digen_core.models.out_of_memory import is_out_of_memory
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
 from digen_core.planning.model_settings import settings_folder
@@ -166,7 +167,9 @@ def _fewer_blocks(settings: dict[str, Any], share: float) -> dict[str, Any]:
 def _built(config: RunConfig, folder: Path) -> PipelinePolicy:
     try:
         return build_trainable(config, folder)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
             f"the model does not fit into the memory of model.device {config.model.device!r}; "
             "build a smaller share of its blocks with --blocks"

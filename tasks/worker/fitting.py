@@ -1,6 +1,5 @@
 """Work in parts that fit into the memory of a device, and what to change where nothing fits."""
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeVar
@@ -9,6 +8,7 @@ import torch
 
 from digen_core.config.size import Size
 from digen_core.errors import UserError
+from digen_core.models.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 
@@ -17,7 +17,6 @@ Activity = Literal[
 ]
 
 _HOST: Final = "DefaultCPUAllocator"  # in what torch says of a full host
-_FULL: Final = re.compile("out of memory|ALLOC(ATION)?_FAILED")  # as NCCL, or cuDNN and cuBLAS say
 _SMALLER: Final = "a smaller model.height, model.width or model.num_frames"
 _HALF: Final = "model.dtype = 'bfloat16'"
 _FEWER: Final = "train fewer weights (lower rank or fewer targets in [train.lora])"
@@ -89,7 +88,7 @@ class Fitting:
             try:
                 found.append(work(part))
             except RuntimeError as error:
-                if not is_full(error):
+                if not is_out_of_memory(error):
                     raise
                 most = part.stop - part.start
                 if most == 1 or activity in self._whole:
@@ -101,16 +100,6 @@ class Fitting:
             self._most[activity, size] = (part.stop - part.start) // 2
             torch.cuda.empty_cache()
         return found
-
-
-def is_full(error: BaseException) -> bool:
-    """Say whether an error is of a device without memory, of which torch was told or a library.
-
-    NCCL, cuDNN and cuBLAS allocate beside torch: what is then raised is no error of its own class.
-    """
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
-    )
 
 
 @contextmanager
@@ -125,7 +114,7 @@ def needing_memory(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not (is_full(error) or isinstance(error, MemoryError) or _HOST in str(error)):
+        if not (is_out_of_memory(error) or isinstance(error, MemoryError) or _HOST in str(error)):
             raise
         raise UserError(no_memory(device_name, activity, size, number)) from error
 

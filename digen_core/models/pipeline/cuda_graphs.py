@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.models.experts import transformers_in
+from digen_core.models.out_of_memory import is_out_of_memory
 from digen_core.models.policy import Policy
 
 MOST_GRAPHS: Final = 32
@@ -146,7 +147,7 @@ def _told(error: RuntimeError) -> Exception:
     while isinstance(before := errors[-1].__context__, RuntimeError):
         errors.append(before)
     for own in errors:
-        if isinstance(own, torch.OutOfMemoryError) or "out of memory" in str(own):
+        if is_out_of_memory(own):
             return torch.OutOfMemoryError(str(own))
     return ConfigError(
         "rollout.cuda_graphs is true, but a pass of this model cannot be captured: "
