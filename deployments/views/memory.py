@@ -4,18 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from deployments.views.size import Quantities, reading_settings, short
+from deployments.views.size import Quantities, counted, short
 from digen_core.config.run import RunConfig
 from digen_core.planning.capacity import GB
 from digen_core.planning.memory import Memory
 from digen_core.planning.memory_count import memory_of
-from digen_core.planning.model_settings import settings_folder
 
 CARDS: Final = (24, 48, 80, 141)
 """Memory of cards that people have, GB."""
-
-_counted: Final[dict[object, Memory]] = {}
-"""Of configs, folders and gangs: once in a process, as it takes seconds and plans ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,8 @@ def needs_of(config: RunConfig, gang: int = 1) -> Needs:
     Raises:
         UserError: the model's settings are not there, or do not fit the config.
     """
-    with reading_settings(config):
-        folder = settings_folder(config.model.path)
-        key = config.model_dump_json(), folder.resolve(), gang
-        if key not in _counted:
-            _counted[key] = memory_of(config, folder, gang)
-    return Needs(config.fragment_size, config.train.pack_size, _counted[key])
+    found = counted(memory_of, config, gang)
+    return Needs(config.fragment_size, config.train.pack_size, found)
 
 
 def quantities(needs: Needs) -> Quantities:

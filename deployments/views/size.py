@@ -1,9 +1,9 @@
 """``digen size``: parameters, arithmetic and bytes of recipes, counted without weights."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
@@ -16,8 +16,10 @@ from digen_core.planning.sizes import Sizes, sizes_of
 Quantities = dict[tuple[str, str], str]
 """Quantity and unit -> number."""
 
-_counted: Final[dict[object, Sizes]] = {}
-"""Of configs and folders: once in a process, as it takes seconds and plans ask again."""
+T = TypeVar("T")
+
+_counted: Final[dict[object, Any]] = {}
+"""What was counted, and of what -> the result."""
 
 
 def size(config: RunConfig) -> Sizes:
@@ -26,12 +28,29 @@ def size(config: RunConfig) -> Sizes:
     Raises:
         UserError: the model's settings are not there, or do not fit the config.
     """
+    return counted(sizes_of, config)
+
+
+def counted(count: Callable[..., T], config: RunConfig, *others: Hashable) -> T:
+    """Return what is counted of a model: once in a process, as it takes seconds.
+
+    A plan asks for the same again and again.
+
+    Args:
+        count: called with the config, the folder of its model's settings, and the others.
+        config: of the run.
+        others: that it depends on.
+
+    Raises:
+        UserError: the model's settings are not there, or do not fit the config.
+    """
     with reading_settings(config):
         folder = settings_folder(config.model.path)
-        key = config.model_dump_json(), folder.resolve()
+        key = count, config.model_dump_json(), folder.resolve(), *others
         if key not in _counted:
-            _counted[key] = sizes_of(config, folder)
-    return _counted[key]
+            _counted[key] = count(config, folder, *others)
+    found: T = _counted[key]
+    return found
 
 
 @contextmanager

@@ -192,11 +192,11 @@ def test_a_device_more_has_nothing_counted_again(tiny, tmp_path, capsys, monkeyp
 
     def noting(view, name):
         count = getattr(view, name)
-        monkeypatch.setattr(view, "_counted", {})
         monkeypatch.setattr(
             view, name, lambda *asked: found.append((name, *asked[2:])) or count(*asked)
         )
 
+    monkeypatch.setattr(size, "_counted", {})
     noting(memory, "memory_of")
     noting(size, "sizes_of")
     path = tmp_path / "estimated.toml"
