@@ -112,7 +112,7 @@ def abort_group(group: dist.ProcessGroup | None) -> bool:
 
 
 def leave_group(join: Join) -> None:
-    """Leave the group, if this process is in one; members that wait for this one fail.
+    """Leave the group, if this process is in one; over gloo members that wait for this one fail.
 
     The last member on the leader's host removes the folder: the store of one that is leaving would
     wait for its file if another had removed that. Where one was killed, Dask removes it with the
