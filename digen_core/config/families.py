@@ -55,9 +55,6 @@ class Family(NamedTuple):
     text_parameters_by_width: Mapping[int, float] = MappingProxyType({})
     """The same of pipelines that come with other encoders, by ``joint_attention_dim``."""
 
-    tokens_of_side: int = 1
-    """Tokens in height and width of so many pixels."""
-
     other_pipelines: tuple[str, ...] = ()
     """More that its adapter takes."""
 
@@ -113,8 +110,8 @@ class Family(NamedTuple):
     deals_text: bool = True
     """Whether they deal the tokens of its text, too."""
 
-    deals_sources: bool = True
-    """Whether they deal tokens where it is shown source images, too."""
+    deals_any_number: bool = False
+    """Whether they deal any number of tokens: zeros follow the last ones."""
 
     padded_to: int = 0
     """Of how many tokens it makes a multiple of an image and of each text by itself, if it does."""
@@ -201,12 +198,11 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(1024, 1024, 1, 512, 1.0, 40),
         lambda vae, transformer: 2 * int(vae.get("scale_factor_spatial", 16)),
         8.767e9,  # Qwen3-VL-8B
-        tokens_of_side=2,
         editors=("QwenImage21Pipeline",),
         shown_several=("QwenImage21Pipeline",),
         picture_marks=_PICTURES,
         reads_marks=True,
-        deals_sources=False,
+        deals_any_number=True,
         attention=MASKED,
         streams=("hidden_states",),
     ),

@@ -1,6 +1,8 @@
 """Context parallelism: the members of a share compute the same samples, each some of their tokens.
 
 Attention needs all of them: for it, members exchange tokens for heads (Ulysses, arXiv:2309.14509).
+diffusers does so by a plan, which deals each of a transformer's inputs by itself. A forward pass of
+ours whose sequence has more pieces than that deals the whole of it, by the functions below.
 """
 
 import warnings
@@ -11,7 +13,11 @@ from unittest.mock import patch
 
 import torch
 from diffusers import ContextParallelConfig
+from diffusers.hooks.context_parallel import EquipartitionSharder
+from diffusers.models.attention_dispatch import SeqAllToAllDim
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import pad
 
 from digen_core.gang.members import Gang
 from digen_core.gang.meshes import mesh_of, wait_long
@@ -38,6 +44,63 @@ def deal_tokens(
         with _some_accelerator():
             transformer.enable_parallelism(config=config, cp_plan=plan)
         wait_long(config._flattened_mesh)
+
+
+def dealing_mesh(module: Any) -> DeviceMesh | None:
+    """Return the members that deal tokens with this one; None: it computes all of them.
+
+    Args:
+        module: a transformer or a processor of attention, as `deal_tokens` leaves it.
+    """
+    config = module._parallel_config
+    return None if config is None else config.context_parallel_config._ulysses_mesh
+
+
+def own_tokens(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return a member's tokens [B, ceil(S / n), ...] of x [B, S, ...]; zeros follow the last."""
+    own: Tensor = EquipartitionSharder.shard(_divisible(x, mesh), 1, mesh)
+    return own
+
+
+def all_tokens(own: Tensor, mesh: DeviceMesh, number: int) -> Tensor:
+    """Return the first S tokens [B, S, ...] of what members have (collective).
+
+    Args:
+        own: a member's, [B, ceil(S / n), ...].
+        mesh: of n members.
+        number: S.
+    """
+    joined: Tensor = EquipartitionSharder.unshard(own, 1, mesh)
+    return joined[:, :number]
+
+
+def tokens_of_own_heads(own: Tensor, mesh: DeviceMesh, number: int) -> Tensor:
+    """Exchange heads for tokens (collective): return [B, S, H / n, D].
+
+    Args:
+        own: all heads of a member's tokens, [B, ceil(S / n), H, D].
+        mesh: of n members.
+        number: S.
+    """
+    found: Tensor = SeqAllToAllDim.apply(mesh.get_group(), own, 2, 1)
+    return found[:, :number]
+
+
+def heads_of_own_tokens(own: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Exchange tokens for heads (collective): return [B, ceil(S / n), H, D].
+
+    Args:
+        own: a member's heads of all tokens, [B, S, H / n, D].
+        mesh: of n members.
+    """
+    found: Tensor = SeqAllToAllDim.apply(mesh.get_group(), _divisible(own, mesh), 1, 2)
+    return found
+
+
+def _divisible(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return x [B, S, ...] with zeros behind, so that members have equally many tokens."""
+    missing = -x.shape[1] % mesh.size()
+    return pad(x, (0, 0) * (x.dim() - 2) + (0, missing)) if missing else x
 
 
 def mask_as_dealt(mask: Tensor, num_text: int, degree: int) -> Tensor:

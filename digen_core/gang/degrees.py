@@ -192,9 +192,8 @@ def check_degree(config: RunConfig, size: int, settings: tuple[Settings, Setting
     if degree != config.parallel.context_parallel:
         label += f" ({degree} in a gang of {size})"
     family = FAMILIES[model.family]
-    if not (family.deals_tokens and (family.deals_sources or not model.source_image)):
-        where = " where prompts come with images" * family.deals_tokens
-        raise ConfigError(f"{label}, but {model.family} deals no tokens{where}; use 1")
+    if not family.deals_tokens:
+        raise ConfigError(f"{label}, but {model.family} deals no tokens; use 1")
     kernels = _kernels_of(family)
     if model.attention not in kernels:
         one_of = "one of " * (len(kernels) > 1)
@@ -231,7 +230,7 @@ def _dealt(
     family = FAMILIES[model.family]
     if family.padded_to:
         yield f"the {family.padded_to} tokens that {model.family} pads to", family.padded_to
-    elif family.deals_text:
+    elif family.deals_text and not family.deals_any_number:
         length = model.max_sequence_length
         yield f"model.max_sequence_length ({length})", length
     if settings is None:
@@ -239,7 +238,7 @@ def _dealt(
     vae, transformer = settings
     heads = int(transformer[family.heads])
     yield f"the {heads} attention heads of model.path {model.path}", heads
-    if family.padded_to:
+    if family.padded_to or family.deals_any_number:
         return
     for size in (model.size, *model.sizes):
         number = _num_tokens(model, size, vae, transformer)
@@ -253,5 +252,5 @@ def _num_tokens(model: ModelConfig, size: Size, vae: Settings, transformer: Sett
     side, temporal = family.side(vae, transformer), family.frames(vae)
     patch = transformer.get("patch_size", 1)  # of all three axes, or of the sides only
     depth = patch[0] if not isinstance(patch, int) else transformer.get("patch_size_t") or 1
-    rows, columns = (family.tokens_of_side * (own // side) for own in (height, width))
+    rows, columns = (own // side for own in (height, width))
     return rows * columns * (((frames - 1) // temporal + 1) // int(depth))

@@ -132,6 +132,28 @@ def test_weights_equal_the_serial_reference_with_several_images(model, tiny_fami
     assert all(found["train/replay_error"] < 1e-10 for found in metrics)
 
 
+@pytest.mark.families
+@pytest.mark.parametrize("lora", [True, False])
+def test_gangs_that_deal_the_tokens_of_edits_make_the_serial_loops_weights(
+    tiny_families, prefect_backend, tmp_path, lora
+):
+    """One to three images beside texts of several lengths: sequences of any number of tokens."""
+    changes = {
+        "num_iterations": 2,
+        "model.sizes": [[32, 32, 1], [16, 48, 1]],
+        "cluster": {"rollout_gang": 2, "trainer_gang": 2},
+        "parallel.context_parallel": 2,
+        "evaluation.every": 0,
+        **({} if lora else {"train.lora": None}),
+    }
+    path = tiny_families["qwen_image21"]
+    config = config_of(path, tmp_path, "qwen_image21", several=True, **changes)
+    run_dir = train_only(config)
+    found = read_checkpoint(checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)[-1]).weights
+    assert distance(found, reference(config).weights) < TOLERANCE["float64"]
+    assert distance(found, initial(config)) > 1e-4
+
+
 @pytest.mark.slow
 def test_latents_of_edits_are_judged_beside_their_source_images(kontext, tmp_path):
     rewards = {"smooth_rewards:like_latents_of_source": {"takes": "latents"}}

@@ -17,8 +17,6 @@ from diffusers import (
     QwenImage21Pipeline,
     QwenImage21Transformer2DModel,
 )
-from diffusers.models._modeling_parallel import ContextParallelInput as Split
-from diffusers.models._modeling_parallel import ContextParallelOutput as Joined
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -29,7 +27,6 @@ from digen_core.config.families import FAMILIES, mark_in
 from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.gang.context_parallel import Plan
-from digen_core.gang.members import Gang
 from digen_core.inputs.reading import shown as quoted
 from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.pipeline.conditions import joined_rows
@@ -103,14 +100,7 @@ class QwenImage21Policy(PipelinePolicy):
     vae_class = AutoencoderKLQwenImage21
     guidance_argument = "true_cfg_scale"
     uses_cfg = True
-    token_plan: ClassVar[Plan | None] = {
-        "img_in": {0: Split(split_dim=1, expected_dims=3, split_output=True)},
-        "txt_in": {0: Split(split_dim=1, expected_dims=3, split_output=True)},
-        "pos_embed": {
-            place: Split(split_dim=1, expected_dims=3, split_output=True) for place in (0, 1)
-        },
-        "proj_out": Joined(gather_dim=1, expected_dims=3),
-    }
+    token_plan: ClassVar[Plan | None] = {}  # its forward pass deals the whole sequence
 
     @classmethod
     def tiny(cls, size: TransformerSize, kind: str = "") -> QwenImage21Pipeline:
@@ -153,12 +143,6 @@ class QwenImage21Policy(PipelinePolicy):
         """Return the processor, where transformers cannot load its own."""
         processor = processor_without_videos(config, PicturesAndTexts3)
         return {} if processor is None else {"processor": processor}
-
-    def join(self, gang: Gang) -> None:
-        """Compute as a member of a gang from now on, dealing tokens and blocks as it does."""
-        super().join(gang)
-        for transformer in self.transformers:
-            transformer.dealt_over = gang.context_parallel
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (tokens, channels); a token is a latent pixel."""

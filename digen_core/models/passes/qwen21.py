@@ -9,6 +9,9 @@ what stands before them, so padding behind them is no matter to them: only the a
 image that is made has a mask, of keys, and none where no text is padded. So work can be counted
 without numbers, and that attention may be flash attention.
 
+Members of a gang that deal tokens have each a part of the sequence, wherever its pieces end. For
+attention each has all tokens of some heads, so what it masks and turns is as on one device.
+
 Axes: B samples, L tokens of text, N of an image, S of all, D channels of a token.
 """
 
@@ -20,12 +23,17 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch import Tensor
 
-from digen_core.gang.context_parallel import mask_as_dealt
+from digen_core.gang.context_parallel import (
+    all_tokens,
+    dealing_mesh,
+    heads_of_own_tokens,
+    own_tokens,
+    tokens_of_own_heads,
+)
 
 
 def compute_so(transformer: Any) -> None:
     """Have a QwenImage21Transformer2DModel compute as this module does."""
-    transformer.dealt_over = 1  # members of a share
     transformer.forward = MethodType(_forward, transformer)
     transformer.pos_embed.forward = MethodType(_rotary, transformer.pos_embed)
     norm = transformer.txt_in.text_norm
@@ -64,9 +72,13 @@ def _forward(
     # All but the image that is made is modulated as at the noise level 0: by the last row.
     temb = self.time_text_embed(torch.cat([timestep, timestep.new_zeros(1)]), x)
     modulation = self.modulation(temb)
-    num_before = x.shape[1] - images[-1].shape[1]
-    is_made = torch.arange(x.shape[1], device=x.device) >= num_before
-    masks = _masks(self.dealt_over, pieces, text.shape[1], hidden_states.shape[1], mask)
+    num_tokens = x.shape[1]
+    num_before = num_tokens - images[-1].shape[1]
+    is_made = torch.arange(num_tokens, device=x.device) >= num_before
+    masks = _masks(pieces, mask)
+    mesh = dealing_mesh(self)
+    if mesh is not None:
+        x, is_made = own_tokens(x, mesh), own_tokens(is_made[None], mesh)[0]
     is_recomputed = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
         arguments = x, modulation, rotary, masks, is_made
@@ -74,23 +86,20 @@ def _forward(
             x = self._gradient_checkpointing_func(block, *arguments)
         else:
             x = block(*arguments)
-    velocity: Tensor = self.proj_out(self.norm_out(x[:, num_before:], temb[:-1]))
-    return velocity
+    if mesh is None:
+        x = x[:, num_before:]
+    velocity: Tensor = self.proj_out(self.norm_out(x, temb[:-1]))
+    return velocity if mesh is None else all_tokens(velocity, mesh, num_tokens)[:, num_before:]
 
 
-def _masks(
-    dealt_over: int, pieces: Sequence[Tensor], num_text: int, num_image: int, mask: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _masks(pieces: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return what the attention of each piece of a sequence masks; None: nothing.
 
     That of the first text is causal by its name, of others by a mask [L, S] up to their ends. Keys
     are masked [B, 1, 1, S] for the image that is made.
 
     Args:
-        dealt_over: members of a share; if they are several, there is one text and one image.
-        pieces: texts and images in turn, [B, ..., D], as this member has them.
-        num_text: tokens of the last text, in all.
-        num_image: tokens of images, in all.
+        pieces: texts and images in turn, [B, ..., D].
         mask: of the last text's tokens.
     """
     masks: list[Tensor | None] = [None] * len(pieces)
@@ -99,15 +108,11 @@ def _masks(
         start, end = end, end + piece.shape[1]
         if place and not place % 2:
             masks[place] = piece.new_ones(end - start, end, dtype=torch.bool).tril(start)
-    if dealt_over > 1:  # diffusers deals no attention that is causal by its name
-        masks[0] = pieces[0].new_ones(num_text, num_text, dtype=torch.bool).tril()
     if mask is not None:
-        first = end - pieces[-1].shape[1] - pieces[-2].shape[1] if dealt_over == 1 else 0
-        last = pieces[-1].shape[1] if dealt_over == 1 else num_image
         ones = mask.new_ones(len(mask), 1)
+        first, last = end - pieces[-1].shape[1] - pieces[-2].shape[1], pieces[-1].shape[1]
         keys = [ones.expand(-1, first), mask, ones.expand(-1, last)]
-        shown = torch.cat(keys, dim=1).bool()[:, None, None]
-        masks[-1] = mask_as_dealt(shown, last, dealt_over)
+        masks[-1] = torch.cat(keys, dim=1).bool()[:, None, None]
     return tuple(masks)
 
 
@@ -195,28 +200,43 @@ class InTurn:
             layer(hidden_states).unflatten(-1, (attn.heads, -1))
             for layer in (attn.to_q, attn.to_k, attn.to_v)
         )
-        queries = _turned(attn.norm_q(query).to(value), rotary_emb)
-        key = torch.cat(_turned(attn.norm_k(key).to(value), rotary_emb), dim=1)
+        query, key = attn.norm_q(query).to(value), attn.norm_k(key).to(value)
+        mesh = dealing_mesh(self)
+        if mesh is not None:
+            number = sum(own.shape[1] for own in rotary_emb)
+            query, key, value = (
+                tokens_of_own_heads(own, mesh, number) for own in (query, key, value)
+            )
+        queries, keys = _turned(query, rotary_emb), torch.cat(_turned(key, rotary_emb), dim=1)
+        attended = self._attended(queries, keys, value, attention_mask)
+        if mesh is not None:
+            attended = [heads_of_own_tokens(torch.cat(attended, dim=1), mesh)]
+        # Each by itself, as attention's gradient would have gaps else: see `make_gradients_dense`.
+        both = torch.cat([attn.to_out[0](own.flatten(2)) for own in attended], dim=1)
+        result: Tensor = attn.to_out[1](both)
+        return result
+
+    def _attended(
+        self,
+        queries: Sequence[Tensor],
+        key: Tensor,
+        value: Tensor,
+        masks: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        """Return what each piece attends to, [B, ..., heads, D], of keys and values of all."""
         attended, end = [], 0
-        for place, (own, mask) in enumerate(zip(queries, attention_mask, strict=True)):
+        for place, (own, mask) in enumerate(zip(queries, masks, strict=True)):
             end += own.shape[1]
-            deals_keys = place > 0 and self._parallel_config is not None
-            asked = torch.cat(queries, dim=1) if deals_keys else own  # diffusers deals as many
             found = dispatch_attention_fn(
-                asked,
+                own,
                 key[:, :end],
                 value[:, :end],
                 attn_mask=mask,
-                is_causal=place == 0 and mask is None,
+                is_causal=place == 0,
                 backend=self._attention_backend,
-                parallel_config=self._parallel_config,
             )
-            found = found[:, -own.shape[1] :] if deals_keys else found
-            attended.append(found.flatten(2).to(value))
-        # Each by itself, as attention's gradient would have gaps else: see `make_gradients_dense`.
-        both = torch.cat([attn.to_out[0](own) for own in attended], dim=1)
-        result: Tensor = attn.to_out[1](both)
-        return result
+            attended.append(found.to(value))
+        return attended
 
 
 def _turned(x: Tensor, rotary: Sequence[Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.data.images import SourceImage
 from digen_core.gang.members import ALONE
@@ -163,7 +164,8 @@ class PromptEncoder(ABC):
 
         As much padding stays as lets the members of a share deal the text's tokens evenly.
         """
-        return without_padding(condition, self.gang.context_parallel)
+        deals_any = FAMILIES[self.config.family].deals_any_number
+        return without_padding(condition, 1 if deals_any else self.gang.context_parallel)
 
     def num_tokens(self, prompts: list[str], num_images: Sequence[int] = ()) -> list[int]:
         """Return how many tokens each prompt takes; more than ``max_sequence_length`` are cut off.

@@ -48,7 +48,7 @@ DAILY = {
 OTHERS = [
     Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
     Case("qwen_image21", lora=True, tokens=2, shard=True, checkpointing=True),
-    Case("qwen_image21", lora=False, tokens=2),
+    Case("qwen_image21", lora=False, tokens=2, edits=2),
     Case("z_image", lora=True, tokens=2),
     Case("wan-a14b", lora=False, tokens=2, shard=True, checkpointing=True, packs=2),
     Case("hunyuan_video", lora=False, tokens=2, shard=True, dtype="float32"),
@@ -128,6 +128,7 @@ def test_members_parts_add_up_of_edits(tiny_families, tmp_path):
         Case("flux2", num_rows=1, edits=2),
         Case("qwen_image-edit", tokens=2, shard=True, edits=1),
         Case("qwen_image-edit-plus", lora=False, tokens=2, checkpointing=True, edits=3),
+        Case("qwen_image21", tokens=2, checkpointing=True, edits=1),
         Case("wan-ti2v", tokens=2, shard=True, edits=1),
         Case("wan-i2v", lora=False, tokens=2, edits=1),
         Case("wan-i2v-a14b", tokens=2, edits=1),

@@ -11,6 +11,7 @@ from support.families import load_tiny
 pytestmark = pytest.mark.slow
 
 MASKED = ("qwen_image", "qwen_image21", "z_image", "hunyuan_video", "hunyuan_video15")
+DEALT_BY_PIECES = [name for name in MASKED if not FAMILIES[name].deals_any_number]
 SHORT, LONG = "a red circle", "a blue square to the left of a large green triangle"
 
 
@@ -146,6 +147,7 @@ def test_no_attention_of_a_block_has_a_mask_where_nothing_is_padded(
     assert len(seen) >= times * len(blocks)
 
 
+@pytest.mark.parametrize("family", DEALT_BY_PIECES)
 @pytest.mark.parametrize("degree", [2, 4, 8])
 def test_the_tokens_of_a_share_can_be_dealt_evenly(policy, degree):
     policy.gang = Gang(0, degree, degree)
@@ -155,6 +157,16 @@ def test_the_tokens_of_a_share_can_be_dealt_evenly(policy, degree):
     assert found["mask"].shape == found["prompt_embeds"].shape[:2]
 
 
+def test_no_padding_stays_where_any_number_is_dealt(tiny_families):
+    policy = load_tiny(tiny_families["qwen_image21"], "qwen_image21", max_sequence_length=80)
+    policy.gang = Gang(0, 4, 4)
+    found = policy.without_padding(policy.encode([SHORT, LONG]))
+    longest = max(lengths_of(found))
+    assert longest % 4
+    assert found["prompt_embeds"].shape[1] == longest
+
+
+@pytest.mark.parametrize("family", DEALT_BY_PIECES)
 def test_what_stays_of_the_padding_is_masked(policy):
     condition = policy.encode([SHORT])
     (length,) = lengths_of(condition)

@@ -11,10 +11,8 @@ from diffusers import QwenImage21Transformer2DModel
 
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
-from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, train_prompts
 from digen_core.errors import ConfigError, UserError
-from digen_core.gang.degrees import check_degree
 from digen_core.models.families import adapter_of
 from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.policy import TRAINER_PARTS
@@ -23,7 +21,7 @@ from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import source
-from support.families import EDITED, load_tiny
+from support.families import load_tiny
 from support.paths import ROOT
 from support.stock import generate, stock
 
@@ -243,15 +241,3 @@ def test_a_shape_that_the_text_encoder_does_not_take_is_refused():
         adapter_of(FAMILY).without_weights(model, published)
     texts = model.model_copy(update={"source_image": False})
     assert adapter_of(FAMILY).without_weights(texts, published).latent_shape == (2 * 402, 64)
-
-
-def test_tokens_of_edits_are_not_dealt():
-    tree = {
-        "model": {"family": FAMILY, "path": "x"},
-        "prompts": EDITED,
-        "parallel": {"context_parallel": 2},
-        "cluster": {"trainer_gang": 2},
-    }
-    with pytest.raises(ConfigError, match="qwen_image21 deals no tokens where prompts"):
-        check_degree(RunConfig.model_validate(tree), 2, None)
-    check_degree(RunConfig.model_validate(tree | {"prompts": {}}), 2, None)

@@ -111,6 +111,13 @@ def test_some_deal_no_text(config_of, family):
     check_model(config_of(family, 2, max_sequence_length=15))
 
 
+def test_one_deals_any_number_of_tokens_but_whole_heads(config_of):
+    sizes = {"width": 48, "max_sequence_length": 15}  # 24 tokens of an image
+    check_model(config_of("qwen_image21", 4, **sizes))
+    with pytest.raises(ConfigError, match=r"divide the 4 attention heads of .*; .* is 1, 2, 4$"):
+        check_model(config_of("qwen_image21", 5, **sizes))
+
+
 def test_the_degree_is_that_of_each_gang(config_of):
     """Of 4 members asked for, a gang of 6 has 2."""
     check_model(config_of("flux", 4, {"trainer_gang": 6}, width=48))
