@@ -69,7 +69,8 @@ def make_tiny(
             Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, flf2v as Wan2.1-FLF2V, i2v-a14b as
             Wan2.2-I2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
             Qwen-Image-Edit-2509; of flux, kontext as FLUX.1-Kontext-dev; of hunyuan_video15,
-            i2v as its I2V models; default: the plain one.
+            i2v as its I2V models; of ltx2, 2.3 as LTX-2.3, 2.5 as LTX-2.5; default: the plain
+            one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.

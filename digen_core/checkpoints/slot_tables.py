@@ -80,6 +80,15 @@ def _embedders(prefix: str, own: Mapping[str, str], first: str, second: str) -> 
     return table
 
 
+def _adaln(layer: str, own: str) -> Table:
+    """Return the layers that modulate by the noise level in LTX-2."""
+    embedder = {"timestep": f"{own}.emb.timestep_embedder"}
+    return {
+        f"{layer}.linear": f"{own}.linear",
+        **_embedders(f"{layer}.emb", embedder, ".linear_1", ".linear_2"),
+    }
+
+
 _JOINT: Final = _numbered(
     {
         **_parts("attn.to_{}", "x_block.attn.qkv"),
@@ -137,7 +146,11 @@ _Z_IMAGE: Final = (
     "adaLN_modulation.0",
 )
 _LTX2: Final = (
-    *(f"attn{number}.to_{name}" for number in (1, 2) for name in ("q", "k", "v", "out.0")),
+    *(
+        f"attn{number}.to_{name}"
+        for number in (1, 2)
+        for name in ("q", "k", "v", "out.0", "gate_logits")
+    ),
     *_ff("ff", "", ""),
 )
 _FLUX: Final = _two_streams("_attn.qkv", "_attn.proj", "_mod.lin", "_mlp.0", "_mlp.2")
@@ -254,12 +267,8 @@ OUTSIDE: Final[dict[str, Table]] = {
     "ltx2": {
         "proj_in": "patchify_proj",
         "proj_out": "proj_out",
-        "time_embed.linear": "adaln_single.linear",
-        **_linear(
-            "time_embed.emb.timestep_embedder",
-            "adaln_single.emb.timestep_embedder.linear_1",
-            "adaln_single.emb.timestep_embedder.linear_2",
-        ),
+        **_adaln("time_embed", "adaln_single"),
+        **_adaln("prompt_adaln", "prompt_adaln_single"),
         **_linear(
             "caption_projection", "caption_projection.linear_1", "caption_projection.linear_2"
         ),

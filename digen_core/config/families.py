@@ -6,7 +6,6 @@ layers (`digen_core.checkpoints.slots`).
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 Settings = Mapping[str, Any]
@@ -52,8 +51,8 @@ class Family(NamedTuple):
     text_parameters: float = 0.0
     """Parameters of the published pipelines' text encoders together, where only that is known."""
 
-    text_parameters_by_width: Mapping[int, float] = MappingProxyType({})
-    """The same of pipelines that come with other encoders, by ``joint_attention_dim``."""
+    other_text_parameters: Callable[[Settings], float | None] = lambda transformer: None
+    """The same of pipelines that come with other encoders, from the transformer's config."""
 
     other_pipelines: tuple[str, ...] = ()
     """More that its adapter takes."""
@@ -137,8 +136,19 @@ class Family(NamedTuple):
 
     def num_text_parameters(self, transformer: Settings) -> float:
         """Return the usual parameters of the text encoders, from a transformer's config."""
-        width = int(transformer.get("joint_attention_dim", 0))
-        return self.text_parameters_by_width.get(width, self.text_parameters)
+        return self.other_text_parameters(transformer) or self.text_parameters
+
+
+def _flux2_text_parameters(transformer: Settings) -> float | None:
+    """Return what the width says: of Qwen3-8B, and Mistral Small 3.2; else it is Qwen3-4B."""
+    return {12288: 8.191e9, 15360: 24.011e9}.get(transformer["joint_attention_dim"])
+
+
+def _ltx2_text_parameters(transformer: Settings) -> float | None:
+    """Return those of LTX-2.5, Gemma-4-12B with its connectors, or 2.3, Gemma-3-12B with its."""
+    if transformer.get("use_keyframes_abs_pos_embedding"):
+        return 15.132e9
+    return 15.360e9 if transformer.get("gated_attn") else None
 
 
 def _ltx2_pixels(vae: Settings) -> int:
@@ -269,10 +279,13 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(256, 384, 49, 1024, 3.0, 30),
         lambda vae, transformer: int(transformer["patch_size"] * _ltx2_pixels(vae)),
         13.619e9,  # Gemma-3-12B, connectors
+        other_text_parameters=_ltx2_text_parameters,
+        kinds=("2.3", "2.5"),
         most_tokens=1024,
         makes_videos=True,
         frames=_ltx2_frames,
-        idle="audio|a2v|av_cross",  # of the stream of audio, and between the two
+        # of the stream of audio, between the two, and of frames that a video is given
+        idle="audio|a2v|av_cross|keyframes",
         deals_text=False,  # it is in cross-attention
         streams=("hidden_states",),
     ),
@@ -299,7 +312,7 @@ FAMILIES: Final[dict[str, Family]] = {
         Defaults(1024, 1024, 1, 512, 4.0, 50),
         lambda vae, transformer: 2 * _pixels(vae),
         4.022e9,  # Qwen3-4B, of klein 4B
-        text_parameters_by_width={12288: 8.191e9, 15360: 24.011e9},  # Qwen3-8B, Mistral Small 3.2
+        other_text_parameters=_flux2_text_parameters,
         other_pipelines=("Flux2Pipeline",),
         editors=("Flux2KleinPipeline", "Flux2Pipeline"),
         shown_several=("Flux2KleinPipeline", "Flux2Pipeline"),

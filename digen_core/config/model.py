@@ -79,7 +79,7 @@ class ModelConfig(Strict):
 
     family: FamilyName = "flux"
     """Model family: FLUX.1, Stable Diffusion 3 and 3.5, Qwen-Image, Qwen-Image 2.1, Z-Image, Sana,
-    Wan 2.1 and 2.2, HunyuanVideo, HunyuanVideo 1.5, LTX-2 or FLUX.2."""
+    Wan 2.1 and 2.2, HunyuanVideo, HunyuanVideo 1.5, LTX-2, 2.3 and 2.5, or FLUX.2."""
 
     path: MaybeShipped = Field(EMBEDDED, min_length=1)
     """Diffusers folder or hub id, loaded with from_pretrained; digen:models/shapes is the embedded

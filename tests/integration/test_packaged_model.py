@@ -138,13 +138,14 @@ def test_every_familys_package_predicts_what_its_pipeline_draws(
     folder, weights = tiny_families[family], tmp_path / "lora"
     # two pipelines take multiples of 32; one draws in others unless asked, one guides in more ways
     own = {"sana": {"use_resolution_binning": False}, "ltx2": trained_pipeline.PLAIN_GUIDANCE}
-    size, call = ({"width": 64}, own[family]) if family in own else ({}, {})
+    row = family_of(family)
+    size, call = ({"width": 64}, own[row]) if row in own else ({}, {})
     trained(folder, family, weights, **size)
     model = packaged(folder, family, weights, tmp_path / "model", **size)
     found = np.stack(
         [pixels_of(one) for one in model.predict({"prompt": PROMPTS}, params={"seed": 5})]
     )
-    pipeline = isolated(stock(folder)) if family == "ltx2" else stock(folder)
+    pipeline = isolated(stock(folder)) if row == "ltx2" else stock(folder)
     before = expected_of(pipeline, family, PROMPTS, **size, **call)
     load_adapters(pipeline, weights)
     expected = expected_of(pipeline, family, PROMPTS, **size, **call)

@@ -272,9 +272,21 @@ def comfyui_ltx2(depth: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, which are the published
     one's, comfy/ldm/lightricks: those of the video, which has no part in the audio.
     """
-    layers = {f"attn{number}.to_{name}" for number in (1, 2) for name in (*QKV, "out.0")}
-    names = blocks("transformer_blocks", depth, layers | {"ff.net.0.proj", "ff.net.2"})
-    pairs = ("adaln_single.emb.timestep_embedder", "caption_projection")
-    names |= {f"{name}.linear_{number}" for name in pairs for number in (1, 2)}
-    names |= {"patchify_proj", "adaln_single.linear", "proj_out"}
+    names = _of_ltx2(depth, (*QKV, "out.0"), ("adaln_single",))
+    names |= {f"caption_projection.linear_{number}" for number in (1, 2)}
     return {f"diffusion_model.{name}" for name in names}
+
+
+def comfyui_ltx2_23(depth: int) -> set[str]:
+    """The same of LTX-2.3, which has gates and modulates the text, and projects it elsewhere."""
+    layers, modulated = (*QKV, "out.0", "gate_logits"), ("adaln_single", "prompt_adaln_single")
+    return {f"diffusion_model.{name}" for name in _of_ltx2(depth, layers, modulated)}
+
+
+def _of_ltx2(depth: int, attention: tuple[str, ...], modulated: tuple[str, ...]) -> set[str]:
+    layers = {f"attn{number}.to_{name}" for number in (1, 2) for name in attention}
+    names = blocks("transformer_blocks", depth, layers | {"ff.net.0.proj", "ff.net.2"})
+    for own in modulated:
+        names |= {f"{own}.emb.timestep_embedder.linear_{number}" for number in (1, 2)}
+        names |= {f"{own}.linear"}
+    return names | {"patchify_proj", "proj_out"}

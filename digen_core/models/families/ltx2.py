@@ -1,10 +1,13 @@
-"""LTX-2: videos without their audio, of packed latents [B, tokens, channels].
+"""LTX-2, 2.3 and 2.5: videos without their audio, of packed latents [B, tokens, channels].
 
 Wraps diffusers' LTX2Pipeline; the denoising loop is ours. Guidance is classifier-free, the timestep
-in [0, 1000]. The transformer has a stream of video and one of audio, which attend to each other in
-every block. Here they do not: ``isolate_modalities``, the transformer's own mode, in which the
-video depends on its own latents and the prompt only. Of audio the transformer is given the least
-that it takes, a token, and no block computes with it.
+in [0, 1000]. What is newer in LTX-2.3 and 2.5 is in their settings: gates and modulation by the
+noise level that the transformer has, and connectors that make texts as wide as each stream is.
+
+The transformer has a stream of video and one of audio, which attend to each other in every block.
+Here they do not: ``isolate_modalities``, the transformer's own mode, in which the video depends on
+its own latents and the prompt only. Of audio the transformer is given the least that it takes, a
+token, and no block computes with it.
 
 Axes: B samples, L tokens of text, F frames, h and w sides of the latent.
 """
@@ -58,6 +61,7 @@ class LTX2Policy(PipelinePolicy):
         from digen_core.models.tiny import encoders, ltx2, tokenizers
 
         tokenizer = tokenizers.gemma_tokenizer()
+        encoder = ltx2.gemma4 if kind == "2.5" else encoders.gemma3
         audio_vae, channels = ltx2.audio_vae()
         return LTX2Pipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(
@@ -67,13 +71,14 @@ class LTX2Policy(PipelinePolicy):
                 base_image_seq_len=1024,
                 shift_terminal=0.1,
             ),
-            vae=ltx2.video_vae(LATENT_CHANNELS),
+            vae=ltx2.video_vae(LATENT_CHANNELS, kind),
             audio_vae=audio_vae,
-            text_encoder=encoders.gemma3(tokenizer, TEXT_WIDTH, layers=2),
+            text_encoder=encoder(tokenizer, TEXT_WIDTH, layers=2),
             tokenizer=tokenizer,
-            connectors=ltx2.connectors(TEXT_WIDTH, layers=2),
+            connectors=ltx2.connectors(TEXT_WIDTH, size.width, layers=2, kind=kind),
             transformer=LTX2VideoTransformer3DModel(
                 **size.settings,
+                **ltx2.TRANSFORMERS[kind],
                 in_channels=LATENT_CHANNELS,
                 out_channels=LATENT_CHANNELS,
                 cross_attention_dim=size.width,
@@ -86,7 +91,7 @@ class LTX2Policy(PipelinePolicy):
                 caption_channels=TEXT_WIDTH,
                 rope_type="split",
             ),
-            vocoder=ltx2.vocoder(),
+            vocoder=ltx2.vocoder(kind),
         )
 
     def __init__(self, pipeline: Any, config: ModelConfig, device: torch.device) -> None:
@@ -141,7 +146,7 @@ class LTX2Policy(PipelinePolicy):
         return {"prompt_embeds": (self.config.max_sequence_length, self._text_width("cross"))}
 
     def _text_width(self, cross: str) -> int:
-        """Return the channels of text that a stream is shown; LTX-2.3 has other ones for each."""
+        """Return the channels of text that a stream is shown: from LTX-2.3 on those that it has."""
         settings = self.transformer.config
         name = "caption_channels" if settings.use_prompt_embeddings else f"{cross}_attention_dim"
         width: int = settings[name]
@@ -162,7 +167,7 @@ class LTX2Policy(PipelinePolicy):
             encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
             audio_encoder_hidden_states=shown.new_zeros(len(x), 1, text),
             timestep=timestep,
-            sigma=timestep,  # LTX-2.3 shows it to the text, too
+            sigma=timestep,  # LTX-2.3 modulates the text by it
             num_frames=frames,
             height=height,
             width=width,

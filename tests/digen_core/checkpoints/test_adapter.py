@@ -27,7 +27,7 @@ from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.train_state import initial_state
 from support import program_keys
 from support.checkpoints import position_of
-from support.families import load_tiny
+from support.families import family_of, load_tiny
 from support.stock import stock
 from support.tiny_policies import moved_weights
 
@@ -39,6 +39,7 @@ NOT_KNOWN = {  # what is said of a family that a program has not
     ("kohya", "ltx2"): "in kohya's scripts; --for comfyui and --for hub take it",
 }
 KNOWN = [(t, f) for t in TARGETS for f in FAMILIES if (t, f) not in NOT_KNOWN]
+KNOWN += [("comfyui", "ltx2-2.3")]
 NOT_LOADED = {  # that kohya's programs have no LoRA for
     "flux": {"norm_out.linear", "proj_out"},
     "sd3": set(),
@@ -128,10 +129,11 @@ def added(adapter):
     }
 
 
-@pytest.mark.parametrize(("target", "family"), KNOWN)
-def test_every_key_is_one_that_the_program_looks_for(target, family, tiny_families, tmp_path):
-    policy = load_tiny(tiny_families[family], family)
-    known = getattr(program_keys, f"{target}_{family}")(*size_of(policy))
+@pytest.mark.parametrize(("target", "model"), KNOWN)
+def test_every_key_is_one_that_the_program_looks_for(target, model, tiny_families, tmp_path):
+    policy, family = load_tiny(tiny_families[model], model), family_of(model)
+    names_of = f"{target}_{model.replace('-', '_').replace('.', '')}"
+    known = getattr(program_keys, names_of)(*size_of(policy))
 
     left_out = {"kohya": NOT_LOADED.get(family), "comfyui": set()}[target]
 
@@ -356,6 +358,7 @@ READ_BY_DIFFUSERS = {
     ("comfyui", "wan"): is_in_block,
     ("kohya", "wan"): is_in_block,
     ("comfyui", "ltx2"): lambda name: True,
+    ("comfyui", "ltx2-2.3"): lambda name: True,
     ("comfyui", "hunyuan_video"): lambda name: is_in_block(name) and not is_fused_single(name),
 }
 
@@ -375,13 +378,13 @@ def velocity(policy, transformer, condition):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "family"), READ_BY_DIFFUSERS)
-def test_diffusers_reads_it_as_the_same_adapter(target, family, tiny_families, tmp_path):
+@pytest.mark.parametrize(("target", "model"), READ_BY_DIFFUSERS)
+def test_diffusers_reads_it_as_the_same_adapter(target, model, tiny_families, tmp_path):
     """In float64: in float32 the same weights elsewhere in memory may give other last digits."""
-    policy = load_tiny(tiny_families[family], family, "float64")
+    policy, family = load_tiny(tiny_families[model], model, "float64"), family_of(model)
     condition = policy.encode(["a red circle"] * 2)
     base = velocity(policy, policy.transformer, condition)
-    shapes = linear_layers(policy, READ_BY_DIFFUSERS[target, family])
+    shapes = linear_layers(policy, READ_BY_DIFFUSERS[target, model])
     adapter = adapter_of(family, shapes, targets=tuple(shapes))
     (tmp_path / "theirs").mkdir()
     save_kept_adapter(adapter, tmp_path / "theirs")
@@ -390,7 +393,7 @@ def test_diffusers_reads_it_as_the_same_adapter(target, family, tiny_families, t
         save_file(without_alpha(tensors), tmp_path / "own.safetensors")
     velocities = []
     for path in (tmp_path / "theirs", tmp_path / "own.safetensors"):
-        pipeline = stock(tiny_families[family])
+        pipeline = stock(tiny_families[model])
         pipeline.load_lora_weights(path)
         velocities.append(velocity(policy, pipeline.transformer.double(), condition))
     expected, found = velocities

@@ -57,6 +57,8 @@ OTHERS = [
     Case("hunyuan_video15-i2v", tokens=2, edits=1),
     Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
     Case("ltx2", lora=False, tokens=2, shard=True, checkpointing=True),
+    Case("ltx2-2.3", lora=False, tokens=2, shard=True, checkpointing=True),
+    Case("ltx2-2.5", tokens=2),
     Case("flux2", tokens=2, shard=True, edits=1),
 ]
 """What a slice tries of a gang of 2."""

@@ -60,6 +60,8 @@ OTHERS = [
     Case("flux2", lora=False, stages=2, checkpointing=True),
     Case("flux2", stages=2, edits=1),
     Case("ltx2", stages=2, checkpointing=True),
+    Case("ltx2-2.3", lora=False, stages=2, checkpointing=True),
+    Case("ltx2-2.5", lora=False, stages=2),
     Case("hunyuan_video", stages=3, checkpointing=True),
     Case("flux2", lora=False, stages=3, stage_blocks=(1, 1, 2), cuts=(INT8, TOPK)),
     Case("hunyuan_video", lora=False, stages=4),
@@ -243,6 +245,7 @@ def test_stages_have_the_weights_of_each_version(tiny_families, tmp_path):
 
 def test_the_leader_exports_all_blocks(tiny_families, tmp_path):
     cases = [Case("sd3", lora=False, stages=2), Case("hunyuan_video", lora=False, stages=2)]
-    cases += [Case(model, lora=False, stages=2) for model in ("wan-a14b", "ltx2")]
+    models = ("wan-a14b", "ltx2", "ltx2-2.5")
+    cases += [Case(model, lora=False, stages=2) for model in models]
     leader, _ = run_gang(2, tmp_path, exported, tiny_families, cases, tmp_path / "out")
     assert leader == [True] * len(cases)

@@ -63,6 +63,8 @@ CASES = [
     ("hunyuan_video", {"lora": False, "stages": 2}),
     ("ltx2", {"lora": False, "tokens": 2, "shard": True}),
     ("ltx2", {"lora": False, "stages": 2}),
+    ("ltx2-2.3", {"lora": False, "tokens": 2, "shard": True}),
+    ("ltx2-2.3", {"lora": False, "stages": 2}),
 ]
 
 

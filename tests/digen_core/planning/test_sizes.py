@@ -75,6 +75,8 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "Wan2.2-TI2V-5B-Diffusers": ("wan", 5.000),
     "HunyuanVideo": ("hunyuan_video", 12.821),
     "LTX-2": ("ltx2", 18.876),  # of audio 5.8
+    "LTX-2.3-Diffusers": ("ltx2-2.3", 18.989),  # with the connectors the 22 of its name
+    "LTX-2.5-Diffusers": ("ltx2-2.5", 18.988),
     "HunyuanVideo-1.5-Diffusers-480p_t2v": ("hunyuan_video15", 8.327),
     "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video15-i2v", 8.327),
 }
@@ -192,7 +194,7 @@ def test_a_group_costs_what_its_images_make_it_cost(tiny_families):
 def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():
-        frames = 9 if family == "ltx2" else frames_of(family)
+        frames = 9 if family_of(family) == "ltx2" else frames_of(family)
         images = 1 + ("FLF2V" in name)
         shown = {"width": 64, "num_frames": frames, "max_source_images": images}
         config = config_of(family, model=shown).model
