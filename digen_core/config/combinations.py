@@ -60,8 +60,28 @@ def check_steps(algorithm: Algorithm, rollout: RolloutConfig, num_steps: int) ->
         )
 
 
-def check_own_steps(prompts: PromptsConfig, algorithm: Algorithm) -> None:
-    """Refuse algorithms that have to know how many steps there are where groups have their own."""
+def check_named_levels(model: ModelConfig, rollout: RolloutConfig, evaluation_steps: int) -> None:
+    """Refuse other numbers of steps than a model's noise levels are named for."""
+    count = len(model.sigmas)
+    steps = {"rollout.num_steps": rollout.num_steps, "evaluation.num_steps": evaluation_steps}
+    for name, number in steps.items():
+        if count and number != count:
+            raise ValueError(
+                f"{name} is {number}, but model.sigmas names the noise levels of {count} steps; "
+                f"use {count}, or leave model.sigmas out."
+            )
+
+
+def check_own_steps(prompts: PromptsConfig, algorithm: Algorithm, model: ModelConfig) -> None:
+    """Refuse what has to know how many steps there are where groups have their own."""
+    fewer = {
+        f"prompts.steps_column is {prompts.steps_column!r}": prompts.steps_column,
+        "algorithm.tail_fraction is below 1": algorithm.shortens,
+    }
+    for what in (name for name, is_there in fewer.items() if is_there and model.sigmas):
+        raise ValueError(
+            f"{what}, but model.sigmas names the noise levels of all steps; use one of them."
+        )
     if prompts.steps_column and algorithm.shortens:
         raise ValueError(
             f"prompts.steps_column is {prompts.steps_column!r}, but algorithm.tail_fraction takes "

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from digen_core.config.cuts import CutConfig
 from digen_core.config.families import FAMILIES, Defaults, FamilyName
-from digen_core.config.size import FRAMES, SIDE, Size, check_frames, check_tokens
+from digen_core.config.rollout import check_levels
+from digen_core.config.size import FRAMES, SIDE, Size, check_frames, check_sizes, check_tokens
 from digen_core.errors import ConfigError
 from digen_core.inputs.shipped import MaybeShipped, located
 from digen_core.strict import PathText, Strict
@@ -202,6 +203,11 @@ class ModelConfig(Strict):
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
     from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
 
+    sigmas: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=1000)] = ()
+    """The noise level at which each step begins, falling from 1 (or a little less), as no scheduler
+    shifts them: those of a model that is distilled to few, such as LTX-2.3's. Trajectories and
+    evaluations then have so many steps. Empty: the family's own schedule, or that of shift."""
+
     @property
     def source(self) -> str:
         """Where from_pretrained finds the model: ``path``, or the folder of a shipped one."""
@@ -297,6 +303,7 @@ class ModelConfig(Strict):
         self._check_family()
         self._check_source_image()
         self._check_guidance()
+        check_levels(self.sigmas, self.shift)
         blocks = [cut.block for cut in self.cuts]
         if blocks != sorted(set(blocks)):
             raise ValueError(f"model.cuts has blocks {blocks}; name each once, in ascending order.")
@@ -308,14 +315,7 @@ class ModelConfig(Strict):
                     f"model.adapters has the name {name!r}, which is not made of letters, digits, "
                     "_ and - only; rename it."
                 )
-        for place, (height, width, frames) in enumerate(self.sizes):
-            if min(height, width) < 8 or frames < 1:
-                raise ValueError(
-                    f"model.sizes[{place}] is {[height, width, frames]}; needs height and width "
-                    "of at least 8 pixels and at least one frame."
-                )
-            check_frames(f"the number of frames of model.sizes[{place}]", frames, self.family)
-            check_tokens(f"model.sizes[{place}]", (height, width, frames))
+        check_sizes(self.sizes, self.family)
         return self
 
     def _check_guidance(self) -> None:

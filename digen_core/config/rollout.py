@@ -3,6 +3,7 @@
 Importing this module must not import torch.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,9 @@ Precision = Literal["model", "float8"]
 
 _SAMPLES: Final = AtMost(65_536, "every sample is planned and held in memory")
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
+
+FIRST_LEVEL: Final = 0.99
+"""Lowest noise level at which a trajectory may begin: Wan's and Sana's pipelines begin above it."""
 
 FRAGMENT_TOKENS: Final = 8192
 """Most tokens of a fragment whose size is "auto": some thousand keep a GPU busy; eight images of
@@ -34,6 +38,27 @@ def largest_fragment(group_size: int, workers: int, tokens: int) -> int:
     """
     most = min(group_size // min(workers, group_size), FRAGMENT_TOKENS // tokens)
     return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
+
+
+def check_levels(levels: Sequence[float], shift: float | None) -> None:
+    """Raise ValueError if named noise levels are no schedule, or there is another one beside."""
+    if not levels:
+        return
+    if shift is not None:
+        raise ValueError(
+            f"model.sigmas names noise levels, and model.shift is {shift:g}, which makes others; "
+            "leave one of them out."
+        )
+    if len(levels) < 2 or list(levels) != sorted(set(levels), reverse=True):
+        raise ValueError(
+            f"model.sigmas is {list(levels)}; name the noise levels of at least two steps, each "
+            "once, in descending order, without the 0 that follows."
+        )
+    if levels[0] < FIRST_LEVEL:
+        raise ValueError(
+            f"model.sigmas begins at {levels[0]:g}, but trajectories begin at pure noise; begin at "
+            f"1, or a little less ({FIRST_LEVEL})."
+        )
 
 
 class RolloutConfig(Strict):
@@ -127,7 +152,8 @@ class EvaluationConfig(Strict):
     """Images per evaluation prompt."""
 
     num_steps: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = "auto"
-    """Denoising steps (ODE); auto: as many as the family's pipeline takes by default."""
+    """Denoising steps (ODE); auto: as many as the family's pipeline takes by default, or
+    as model.sigmas names noise levels for."""
 
     every: int = Field(0, ge=0)
     """Iterations between two evaluations during the run; 0 evaluates before and after only."""

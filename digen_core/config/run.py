@@ -139,7 +139,7 @@ class RunConfig(Strict):
         """Denoising steps of an evaluation: what ``evaluation.num_steps`` "auto" comes to."""
         if self.evaluation.num_steps != "auto":
             return self.evaluation.num_steps
-        return self.model.defaults.num_inference_steps
+        return len(self.model.sigmas) or self.model.defaults.num_inference_steps
 
     @property
     def trained_per_group(self) -> int:
@@ -354,7 +354,8 @@ class RunConfig(Strict):
         combinations.check_algorithm(self.algorithm, self.rollout, self.model)
         keeps_reference = self.keeps_reference
         combinations.check_guidance(self.algorithm, self.model, keeps_reference=keeps_reference)
-        combinations.check_own_steps(self.prompts, self.algorithm)
+        combinations.check_named_levels(self.model, self.rollout, self.evaluation_steps)
+        combinations.check_own_steps(self.prompts, self.algorithm, self.model)
         combinations.check_schedule(self.algorithm, self.schedule)
         combinations.check_reference(self.algorithm, self.schedule)
         combinations.check_cost(self.max_cost, self.cluster)

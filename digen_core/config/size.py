@@ -1,5 +1,6 @@
 """The size of a sample, and which there may be. Importing this module must not import torch."""
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
@@ -44,3 +45,15 @@ def check_frames(name: str, frames: int, family: FamilyName) -> None:
             f"{name} is {frames}; video models take 1 + a multiple of 4: "
             f"use {frames - (frames - 1) % 4}."
         )
+
+
+def check_sizes(sizes: Sequence[Size], family: FamilyName) -> None:
+    """Raise ValueError if one of several sizes of a family's samples is none that there may be."""
+    for place, (height, width, frames) in enumerate(sizes):
+        if min(height, width) < 8 or frames < 1:
+            raise ValueError(
+                f"model.sizes[{place}] is {[height, width, frames]}; needs height and width "
+                "of at least 8 pixels and at least one frame."
+            )
+        check_frames(f"the number of frames of model.sizes[{place}]", frames, family)
+        check_tokens(f"model.sizes[{place}]", (height, width, frames))

@@ -3,12 +3,15 @@
 A schedule is float32 [num_steps + 1], from 1 (noise) down to 0 (clean).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
+
+from digen_core.errors import ConfigError
 
 
 def scheduler_sigmas(scheduler: Any, **arguments: Any) -> Tensor:
@@ -75,6 +78,20 @@ def with_tail(sigmas: Tensor, first: int, num_steps: int) -> Tensor:
     tail = torch.from_numpy(shift * u / (1 + (shift - 1) * u)).float()
     tail[0] = sigmas[first]
     return torch.cat([sigmas[:first], tail])
+
+
+def named_sigmas(levels: Sequence[float], num_steps: int) -> Tensor:
+    """Return named noise levels and the 0 that follows, float32 [num_steps + 1].
+
+    Raises:
+        ConfigError: they are those of another number of steps.
+    """
+    if len(levels) != num_steps:
+        raise ConfigError(
+            f"model.sigmas names the noise levels of {len(levels)} steps, but {num_steps} are "
+            "asked for; use as many"
+        )
+    return torch.tensor([*levels, 0.0])
 
 
 def shifted_sigmas(num_steps: int, shift: float) -> Tensor:

@@ -88,6 +88,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "guidance": adapter.guidance_argument,
         "shows_several": model.num_source_images > 1,
         "shift": model.shift,
+        "sigmas": list(model.sigmas),
     }
 
 

@@ -134,11 +134,37 @@ class TrainedPipeline:
             for part, name in ADAPTERS.items():
                 if (self._weights / name).is_file():
                     pipeline.load_lora_weights(self._weights, weight_name=name, **_into(part))
-        if config["shift"] is not None:
-            pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=config["shift"])
+        pipeline.scheduler = _scheduler_of(config) or pipeline.scheduler
         if _is_qwen_21(pipeline):  # which writes down that of the published VAE
             pipeline.vae_scale_factor = pipeline.vae.config.scale_factor_spatial
         return pipeline.to(config["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+class _AtNamedLevels(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+    """Euler's steps at noise levels that are named, whichever a pipeline asks for."""
+
+    levels: list[float]
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: Any = None,
+        sigmas: Any = None,
+        mu: float | None = None,
+    ) -> None:
+        """Take the named levels."""
+        super().set_timesteps(sigmas=self.levels, device=device)
+
+
+def _scheduler_of(config: dict[str, Any]) -> Any:
+    """Return what makes the run's noise levels, if that is not the model's own scheduler."""
+    if config["sigmas"]:
+        scheduler = _AtNamedLevels()
+        scheduler.levels = config["sigmas"]
+        return scheduler
+    if config["shift"] is not None:
+        return FlowMatchEulerDiscreteScheduler(shift=config["shift"])
+    return None
 
 
 def _make_load_loras(pipeline: Any) -> None:

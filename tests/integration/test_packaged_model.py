@@ -76,7 +76,8 @@ def packaged(folder, family, weights, out, lora=MappingProxyType({"rank": 3}), *
         **model,
     }
     train = {"lora": lora and dict(lora)}
-    tree = {"model": settings, "train": train, "evaluation": {"num_steps": 3}}
+    steps = {"rollout": {"num_steps": 3}, "evaluation": {"num_steps": 3}}
+    tree = {"model": settings, "train": train, **steps}
     package(RunConfig.model_validate(tree), weights, out)
     return mlflow.pyfunc.load_model(str(out), model_config={"device": "cpu"})
 
@@ -195,6 +196,21 @@ def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
     model.predict({"prompt": ["a red circle"]})
     sigmas = load_tiny(folder, "flux", shift=3.0).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
+
+
+@pytest.mark.parametrize("family", ["flux", "wan", "ltx2-2.3"])
+def test_named_noise_levels_go_with_the_model(family, tiny_families, tmp_path):
+    """Of pipelines whose call takes noise levels, shifts them, and takes none."""
+    folder, weights, levels = tiny_families[family], tmp_path / "lora", (1.0, 0.975, 0.421875)
+    size = {"width": 64}
+    trained(folder, family, weights, **size)
+    model = packaged(folder, family, weights, tmp_path / "model", sigmas=levels, **size)
+    pipeline = model.get_raw_model()
+    (found,) = model.predict({"prompt": PROMPTS[:1]}, params={"seed": 5})
+    assert torch.equal(pipeline.scheduler.sigmas, torch.tensor([*levels, 0.0]))
+    plain = packaged(folder, family, weights, tmp_path / "plain", **size)
+    (other,) = plain.predict({"prompt": PROMPTS[:1]}, params={"seed": 5})
+    assert (pixels_of(found) != pixels_of(other)).any()
 
 
 def test_an_editor_is_given_several_images(tiny_families, tmp_path):

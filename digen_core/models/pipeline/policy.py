@@ -37,7 +37,7 @@ from digen_core.models.pipeline.family import FamilyPipeline
 from digen_core.models.pipeline.float8 import Float8Linear, computing_in_float8
 from digen_core.models.pipeline.guidance import GuidedVelocities
 from digen_core.models.policy import Condition, Part, resolve_device
-from digen_core.models.schedules import shifted_sigmas
+from digen_core.models.schedules import named_sigmas, shifted_sigmas
 from digen_core.models.tiny.sizes import TransformerSize
 
 StageT = TypeVar("StageT", bound=Stage)
@@ -203,8 +203,11 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         """Return the schedule, float32 [num_steps + 1], from 1 (or a little less) down to 0.
 
         Raises:
-            ConfigError: the model's scheduler makes no such schedule of so many steps.
+            ConfigError: the model's scheduler makes no such schedule of so many steps, or the
+                config names the noise levels of another number.
         """
+        if self.config.sigmas:
+            return named_sigmas(self.config.sigmas, num_steps)
         if self.config.shift is not None:
             return shifted_sigmas(num_steps, self.config.shift)
         sigmas = self.sigmas_of_family(num_steps)

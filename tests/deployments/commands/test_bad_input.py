@@ -228,6 +228,39 @@ SETTINGS = {
         "model.adapters has the name 'a+b', which is not made of letters, digits, _ and - only",
     ),
     "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
+    "noise levels that do not fall": (
+        "--model.sigmas [1,0.5,0.7]",
+        "model.sigmas is [1.0, 0.5, 0.7]; name the noise levels of at least two steps, each once",
+    ),
+    "a noise level of 0": (
+        "--model.sigmas [1,0.5,0]",
+        "model.sigmas: must be greater than 0 (got 0)",
+    ),
+    "noise levels that begin late": (
+        "--model.sigmas [0.909375,0.725,0.421875]",
+        "model.sigmas begins at 0.909375, but trajectories begin at pure noise; begin at 1, or",
+    ),
+    "noise levels beside a shift": (
+        "--model.sigmas [1,0.5] --model.shift 3",
+        "model.sigmas names noise levels, and model.shift is 3, which makes others; leave one",
+    ),
+    "noise levels of another number of steps": (
+        "--model.sigmas [1,0.9,0.5]",
+        "rollout.num_steps is 8, but model.sigmas names the noise levels of 3 steps; use 3",
+    ),
+    "evaluations of another number of steps": (
+        "--model.sigmas [1,0.9,0.5] --rollout.num_steps 3 --evaluation.num_steps 20",
+        "evaluation.num_steps is 20, but model.sigmas names the noise levels of 3 steps; use 3",
+    ),
+    "steps of prompts beside noise levels": (
+        "--model.sigmas [1,0.9,0.5] --rollout.num_steps 3 --prompts.steps_column T",
+        "prompts.steps_column is 'T', but model.sigmas names the noise levels of all steps; use",
+    ),
+    "fewer steps after the window than noise levels": (
+        "--model.sigmas [1,0.9,0.8,0.7,0.6,0.5,0.4,0.3] --algorithm.type mix_grpo "
+        "--algorithm.tail_fraction 0.4",
+        "algorithm.tail_fraction is below 1, but model.sigmas names the noise levels of all steps",
+    ),
     "reward that lacks an option": ("--rewards.hps 1", "rewards.hps.path: a value is missing"),
     "reward model without its instruction": (
         "--rewards.hps3 1",

@@ -178,6 +178,15 @@ def test_a_shift_replaces_the_familys_schedule(tiny_families, family):
     torch.testing.assert_close(policy.sigmas(4), expected, rtol=0, atol=1e-7)
 
 
+def test_noise_levels_that_a_config_names_are_kept(tiny_families, family):
+    """Whatever the family's scheduler makes of them, which LTX-2's would shift and stretch."""
+    levels = (1.0, 0.725, 0.421875)
+    policy = load_tiny(tiny_families[family], family, parts=TRAINER_PARTS, sigmas=levels)
+    assert torch.equal(policy.sigmas(3), torch.tensor([*levels, 0.0]))
+    with pytest.raises(UserError, match="noise levels of 3 steps, but 4 are asked for; use as man"):
+        policy.sigmas(4)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide")
 def test_a_schedule_that_is_none_is_refused(policies):
     # diffusers stretches Qwen-Image's single sigma by 0 / 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
+from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
@@ -20,6 +21,7 @@ from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
+from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.gang.degrees import check_degree
 from digen_core.models.families import adapter_of
@@ -30,6 +32,9 @@ from digen_core.planning.memory_count import text_encoder_bytes
 from digen_core.planning.model_settings import MODEL_CONFIGS
 from digen_core.planning.sizes import sizes_of
 from digen_core.preflight.model import check_model_folder
+from digen_core.rollout.evaluation import sample_images
+from digen_core.rollout.sampler import initial_latent
+from digen_core.seeding import EVALUATION_NOISE
 from digen_core.transport.arrays import to_arrays
 from support.families import TOKENS, load_tiny
 from support.stock import generate, stock
@@ -316,6 +321,23 @@ def test_only_long_texts_families_take_them():
     assert ModelConfig(family="ltx2", path="a/b").max_sequence_length == 1024
     with pytest.raises(ValueError, match="is 513, but wan takes at most 512"):
         ModelConfig(family="wan", path="a/b", max_sequence_length=513)
+
+
+def test_samples_of_the_distilled_models_are_the_stock_pipelines(folder, tmp_path):
+    """Whose scheduler shifts nothing, and whose noise levels are an argument of the call."""
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model/scheduler/scheduler_config.json"
+    plain = {"use_dynamic_shifting": False, "shift_terminal": None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | plain))
+    path, levels = str(tmp_path / "model"), tuple(DISTILLED_SIGMA_VALUES)
+    policy = load_tiny(path, "ltx2", guidance_scale=1.0, sigmas=levels)
+    made = sample_images(policy, [Prompt("a dog")], [0], num_samples=1, num_steps=8, seed=3)
+    noise = initial_latent(policy, seed=3, group=(0, 0), samples=range(1), purpose=EVALUATION_NOISE)
+    call = {"guidance_scale": 1.0, "num_inference_steps": 8, "output_type": "pt"}
+    expected = generate(stock(path), "ltx2", ["a dog"], noise, sigmas=list(levels), **call)
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-5)
+    others = generate(stock(path), "ltx2", ["a dog"], noise, **call)
+    assert (made - others).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["LTX-2", "LTX-2.3-Diffusers"])

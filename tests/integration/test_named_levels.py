@@ -1,0 +1,40 @@
+"""Noise levels that a config names, through Prefect and Dask: the serial loop's weights."""
+
+import pytest
+
+from digen_core.config.run import RunConfig
+from support.layout_runs import Case, check_weights
+from support.runs import distance, merged, reference
+
+pytestmark = pytest.mark.slow
+
+LEVELS = [1.0, 0.975, 0.725, 0.421875]
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm"),
+    [
+        pytest.param(Case("tsp", (2, 1), 4, 4), {"kl_coefficient": 0.1}),
+        pytest.param(
+            Case("elastic", (2, 1), 2, 3, helping=True),
+            {"type": "diffusion_nft", "trained_fraction": 0.75},
+            marks=pytest.mark.layouts,
+        ),
+        pytest.param(
+            Case("tcss", (1, 2), 2, 8, share=1.0),
+            {"kl_coefficient": 0.1},
+            marks=pytest.mark.layouts,
+        ),
+    ],
+    ids=str,
+)
+def test_weights_equal_the_serial_reference(case, algorithm, run_layout):
+    """And are others than those of the family's own schedule."""
+    changes = {"model.sigmas": LEVELS, "evaluation.num_steps": 4, "algorithm": algorithm}
+    run = run_layout(case, **changes)
+    check_weights(run)
+    if case.fragment == case.pack:  # replayed in the batch of the rollout
+        assert all(record.metrics["train/max_log_ratio"] == 0 for record in run.records)
+    plain = RunConfig.model_validate(merged(run.config.model_dump(), {"model.sigmas": []}))
+    named, other = reference(run.config), reference(plain)
+    assert distance(named.weights, other.weights) > 1e-4
