@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, FamilyName
 from digen_core.config.model import TinySize
@@ -69,8 +70,8 @@ def make_tiny(
             Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, flf2v as Wan2.1-FLF2V, i2v-a14b as
             Wan2.2-I2V-A14B; of qwen_image, edit as Qwen-Image-Edit, edit-plus as
             Qwen-Image-Edit-2509; of flux, kontext as FLUX.1-Kontext-dev; of hunyuan_video15,
-            i2v as its I2V models; of ltx2, 2.3 as LTX-2.3, 2.5 as LTX-2.5; default: the plain
-            one.
+            i2v as its I2V models, i2v-distilled as the one of few steps; of ltx2, 2.3 as
+            LTX-2.3, 2.5 as LTX-2.5; default: the plain one.
         size: Of the transformer: tiny, to see that something works; medium, 10 to 50 million
             parameters, to see what it costs.
         seed: Same seed, same weights.
@@ -90,17 +91,32 @@ def make_tiny(
     disable_progress_bar()
     pipeline = build_tiny(family, kind=kind, size=size, seed=seed)
     pipeline.save_pretrained(folder)
-    more = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
-    is_editor = bool(kind) and type(pipeline).__name__ in FAMILIES[family].editors
-    if is_editor:
-        more += " --model.max-sequence-length 64 --num-iterations 2 --train.lora.targets "
-        more += """'["to_q", "to_v"]'"""
     sys.stdout.write(
-        f"{folder} holds a random {family} pipeline; two iterations with it: digen train "
-        f"{'shapes_edit' if is_editor else 'shapes_smoke'} --model.family {family} "
-        f"--model.path {folder}{more}\n"
+        f"{folder} holds a random {family} pipeline; two iterations with it: "
+        f"{_command_with(pipeline, family, folder, kind)}\n"
     )
     return 0
+
+
+def _command_with(pipeline: Any, family: FamilyName, folder: Path, kind: str) -> str:
+    """Return a command that trains a tiny pipeline for two iterations."""
+    row, job = FAMILIES[family], "shapes_smoke"
+    more = " --model.num-frames 5" if family in VIDEO_FAMILIES else ""
+    is_editor = bool(kind) and type(pipeline).__name__ in row.editors
+    if is_editor:
+        more += " --model.max-sequence-length 64"
+    if is_editor and row.told_ends and pipeline.transformer.config[row.told_ends]:
+        # the job for edits learns from clean samples, which say nothing of a step
+        edits = "digen:prompts/shapes_edit"
+        more += (
+            f" --prompts.train {edits}_train.jsonl --prompts.evaluation {edits}_evaluation.jsonl "
+            "--prompts.image-column image --rewards '{shapes_edit=1.0}' "
+            "--model.sigmas '[1.0, 0.9, 0.7, 0.4]'"
+        )
+    elif is_editor:
+        job = "shapes_edit"
+        more += """ --num-iterations 2 --train.lora.targets '["to_q", "to_v"]'"""
+    return f"digen train {job} --model.family {family} --model.path {folder}{more}"
 
 
 def convert_hps(checkpoint: Path, folder: Path, /) -> int:

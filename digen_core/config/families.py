@@ -89,6 +89,10 @@ class Family(NamedTuple):
     most_tokens: int = 512
     """Tokens of a prompt that its text encoder was trained with, at most."""
 
+    told_ends: str = ""
+    """The key of its transformer's config that says whether it is told the noise level at which a
+    step ends, too, as some models of few steps are."""
+
     loads_lora: bool = True
     """Whether its stock pipelines load LoRAs; else their transformer does."""
 
@@ -300,8 +304,9 @@ FAMILIES: Final[dict[str, Family]] = {
         other_pipelines=("HunyuanVideo15ImageToVideoPipeline",),
         editors=("HunyuanVideo15ImageToVideoPipeline",),
         only_edits=("HunyuanVideo15ImageToVideoPipeline",),
-        kinds=("i2v",),
+        kinds=("i2v", "i2v-distilled"),
         most_tokens=1000,
+        told_ends="use_meanflow",
         loads_lora=False,
         makes_videos=True,
         attention=MASKED,

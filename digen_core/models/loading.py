@@ -18,6 +18,7 @@ from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.pipeline.cuda_graphs import graphed_transformers
+from digen_core.models.pipeline.few_steps import check_few_steps
 from digen_core.models.pipeline.float8 import float8_linears
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Part, Policy
@@ -73,8 +74,9 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
 
     Raises:
         ConfigError: there is no such attention here, no layer for the precision of rollouts, a LoRA
-            target is no layer of the model, a cut not between its blocks, there is no compiler, or
-            the gang cannot deal the tokens of the config's samples.
+            target is no layer of the model, a cut not between its blocks, there is no compiler, the
+            gang cannot deal the tokens of the config's samples, or a model of few steps is asked
+            for what it does not know.
     """
     set_attention(policy, config.model)
     policy.float8 = float8_linears(policy, config)  # before adapters are put around them
@@ -87,6 +89,7 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
     check_cuts(config, policy.transformer.config)
+    check_few_steps(config, policy.transformer.config)
     for transformer in policy.transformers:
         code(transformer, FAMILIES[config.model.family], policy.cuts)
     compile_blocks(policy, config.model)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
-from digen_core.errors import ConfigError
+from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import (
     JSON_BYTES,
     UnreadableError,
@@ -23,9 +23,11 @@ from digen_core.inputs.reading import (
 from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder
 from digen_core.models.compiler import require_compiler
 from digen_core.models.expert_names import PARTS, check_experts, lone_expert
-from digen_core.models.image_size import check_local_size
+from digen_core.models.image_size import check_local_size, read_settings
 from digen_core.models.lora_targets import check_targets, learning
+from digen_core.models.pipeline.few_steps import check_few_steps
 from digen_core.models.registers import check_local_registers
+from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.gangs import check_gangs, check_targets_of_stages
 from digen_core.preflight.hub import check_source, hub_failure
 
@@ -54,8 +56,18 @@ def check_model(config: RunConfig) -> None:
         check_compiler(model)
         check_cuda_graphs(config)
     check_gangs(config)
+    _check_few_steps(config)
     if Path(model.source).is_dir() and config.train.lora is not None and config.parallel.has_stages:
         check_targets_of_stages(config, shapes_in_folder(Path(model.source) / "transformer"))
+
+
+def _check_few_steps(config: RunConfig) -> None:
+    """Check what is asked of a model of few steps, whose settings are here or shipped."""
+    try:
+        _, transformer = read_settings(settings_folder(config.model.path))
+    except (UserError, OSError, ValueError):
+        return
+    check_few_steps(config, transformer)
 
 
 def check_model_folder(model: ModelConfig) -> None:

@@ -19,7 +19,12 @@ KONTEXT = "flux-kontext"
 """That of one which is shown a source image, and is a plain FLUX without."""
 FLF2V = "wan-flf2v"
 """That of one which takes no prompt without two."""
-MODELS = (*FAMILIES, *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT, FLF2V)))
+DISTILLED = "hunyuan_video15-i2v-distilled"
+"""That of one which is told where steps end, so that their noise levels have to be named."""
+MODELS = (
+    *FAMILIES,
+    *(kind for kind in KINDS if kind not in (*EDITORS, KONTEXT, FLF2V, DISTILLED)),
+)
 """Names of the other tiny models: of each family the plain one, and FAMILY-KIND."""
 GUIDED = (
     *("flux2", "sd3", "qwen_image", "qwen_image21", "z_image", "sana"),
@@ -40,7 +45,12 @@ PUBLISHED = {
 }
 """Name of a published model, whose settings are shipped, of each family."""
 HEIGHT, WIDTH, TOKENS = 32, 48, 24
-OF_KIND = {name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")}
+LEVELS = (1.0, 0.9375, 0.8333333, 0.625)
+"""Noise levels of four steps: of a shift of 5."""
+OF_KIND: dict[str, dict[str, Any]] = {
+    **{name: {"guidance_scale_2": 2.0} for name in ("wan-a14b", "wan-i2v-a14b")},
+    DISTILLED: {"sigmas": LEVELS},
+}
 """What some models are used with beside that."""
 NEGATIVE = "blurry"
 ROUNDED_TO_FLOAT32 = ("wan", "z_image", "ltx2", "sana")
@@ -92,7 +102,7 @@ def load_tiny(
         "max_sequence_length": TOKENS,
         "guidance_scale": 3.0,
         "negative_prompt": NEGATIVE,
-        "source_image": name in (*EDITORS, KONTEXT),
+        "source_image": name in (*EDITORS, KONTEXT, DISTILLED),
         **OF_KIND.get(name, {}),
     }
     return load(folder, dtype, parts, family=family_of(name), **defaults | model)

@@ -33,6 +33,7 @@ from digen_core.errors import ConfigError
 from digen_core.models.families.hunyuan_video import HunyuanPolicy
 from digen_core.models.passes.hunyuan15 import compute_so
 from digen_core.models.pipeline.conditions import SOURCE
+from digen_core.models.pipeline.few_steps import check_named
 from digen_core.models.pipeline.latents import video_latent_shape
 from digen_core.models.policy import Condition
 from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, TransformerSize
@@ -78,6 +79,7 @@ class HunyuanVideo15Policy(HunyuanPolicy):
 
         tokenizer, byte_tokenizer = tokenizers.qwen_chat_tokenizer(), tokenizers.byt5_tokenizer()
         others = encoders.siglip(TEXT_WIDTH) if kind else {}
+        task, _, distilled = kind.partition("-")
         return (HunyuanVideo15ImageToVideoPipeline if kind else HunyuanVideo15Pipeline)(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=5.0),
             vae=vaes.hunyuan_15_vae(LATENT_CHANNELS),
@@ -95,7 +97,8 @@ class HunyuanVideo15Policy(HunyuanPolicy):
                 text_embed_2_dim=TEXT_WIDTH,
                 image_embed_dim=TEXT_WIDTH,
                 rope_axes_dim=size.axes,
-                task_type=kind or "t2v",
+                task_type=task or "t2v",
+                use_meanflow=bool(distilled),
             ),
             **others,
         )
@@ -127,11 +130,14 @@ class HunyuanVideo15Policy(HunyuanPolicy):
 
     def shape_of_latent(self) -> tuple[int, ...]:
         """Return (z, F, h, w)."""
-        if self.transformer.config.use_meanflow:
+        settings = self.transformer.config
+        if settings.use_meanflow and not self.config.source_image:
             raise ConfigError(
-                f"model.path {self.config.path} is a HunyuanVideo 1.5 distilled to few steps, "
-                "which is told the next noise level, too; use one that was not"
+                f"model.path {self.config.path} is a HunyuanVideo 1.5 for texts that is told the "
+                "noise level at which a step ends, which its pipeline does not tell it; use one "
+                "that is not"
             )
+        check_named(self.config, settings)
         return video_latent_shape(
             self.config,
             channels=self.transformer.config.out_channels,
@@ -221,5 +227,17 @@ class HunyuanVideo15Policy(HunyuanPolicy):
             glyphs=condition["glyph_prompt_embeds"].to(self.dtype),
             glyph_mask=condition.get("glyph_mask"),
             images=images.to(self.dtype),
+            ends=1000 * self._ends(sigma) if settings.use_meanflow else None,
         )
         return velocity
+
+    def _ends(self, sigma: Tensor) -> Tensor:
+        """Return the noise levels at which the steps end that begin at some [B]: the next named.
+
+        It compares numbers on the device, with those that float32 has.
+        """
+        ends = torch.zeros_like(sigma)
+        for level in reversed(self.config.sigmas):
+            level = float(np.float32(level))
+            ends = torch.where(sigma > level, level, ends)
+        return ends

@@ -40,6 +40,7 @@ def _forward(
     glyphs: Tensor,
     glyph_mask: Tensor | None,
     images: Tensor,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Return velocities [B, C, F, H, W].
 
@@ -52,11 +53,14 @@ def _forward(
         glyphs: embeddings of the words to be drawn, [B, L', ...], of none in most prompts.
         glyph_mask: of its tokens, likewise.
         images: embeddings of source images, [B, L'', ...], none where there are none.
+        ends: timestep of the noise levels at which steps end, likewise [B]; None: it is not told.
     """
     rotary = self.rope(hidden_states)
     x = self.x_embedder(hidden_states)
     time = self.time_embed
     temb = time.timestep_embedder(time.time_proj(timestep).to(x.dtype))
+    if ends is not None:
+        temb = temb + time.timestep_embedder_r(time.time_proj_r(ends).to(x.dtype))
     of_text, of_glyphs, of_images = self.cond_type_embed(torch.arange(3, device=x.device))
     streams = [
         self.image_embedder(images) + of_images,

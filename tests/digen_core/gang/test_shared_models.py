@@ -55,6 +55,7 @@ OTHERS = [
     Case("hunyuan_video15", lora=True, tokens=2, shard=True, checkpointing=True),
     Case("hunyuan_video15", lora=False, tokens=2),
     Case("hunyuan_video15-i2v", tokens=2, edits=1),
+    Case("hunyuan_video15-i2v-distilled", tokens=2, edits=1),
     Case("flux2", lora=False, tokens=2, shard=True, checkpointing=True),
     Case("ltx2", lora=False, tokens=2, shard=True, checkpointing=True),
     Case("ltx2-2.3", lora=False, tokens=2, shard=True, checkpointing=True),

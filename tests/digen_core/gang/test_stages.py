@@ -57,6 +57,7 @@ OTHERS = [
     Case("z_image", lora=False, stages=2, checkpointing=True),
     Case("hunyuan_video", lora=False, stages=2, num_rows=1),
     Case("hunyuan_video15", lora=False, stages=2, checkpointing=True),
+    Case("hunyuan_video15-i2v-distilled", lora=False, stages=2, edits=1),
     Case("flux2", lora=False, stages=2, checkpointing=True),
     Case("flux2", stages=2, edits=1),
     Case("ltx2", stages=2, checkpointing=True),

@@ -22,7 +22,7 @@ from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, Graphs, r
 from digen_core.models.trainable import set_weights
 from digen_core.models.versions import versions_of
 from support.captures import computed_again, taped
-from support.families import FAMILIES, MODELS, family_of, load_tiny, sliced
+from support.families import DISTILLED, FAMILIES, MODELS, OF_KIND, family_of, load_tiny, sliced
 from support.tiny_policies import moved_weights
 
 
@@ -43,8 +43,8 @@ def prepared(folder, model, *, dtype="float64", graphs=True, lora=True, compiles
     policy = load_tiny(folder, model, dtype)
     settings = {"family": family_of(model), "path": folder, "dtype": dtype, "device": "cpu"}
     tree = {
-        "model": settings | {"compile": compiles},
-        "rollout": {"cuda_graphs": graphs, **rollout},
+        "model": settings | OF_KIND.get(model, {}) | {"compile": compiles},
+        "rollout": {"cuda_graphs": graphs, "num_steps": 4, **rollout},
         "train": {"lora": {"rank": 4} if lora else None},
     }
     if rollout:
@@ -74,7 +74,7 @@ def noise_condition(policy, count, seed=0):
     }
 
 
-@pytest.mark.parametrize("model", sliced(MODELS))
+@pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED]))
 def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
     """Of other noise, levels, texts, weights, adapters and batches, to the last bit."""
     plain, graphed = (prepared(tiny_families[model], model, graphs=on) for on in (False, True))
@@ -213,7 +213,7 @@ class OnTheHost(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, DISTILLED])
 def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
     """The second one: the first puts tables where the device is."""
     policy = prepared(tiny_families[model], model, graphs=False)

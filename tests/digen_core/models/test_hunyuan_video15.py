@@ -11,16 +11,22 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from PIL import Image
 
 from digen_core.config.model import ModelConfig
+from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.models.families import adapter_of
+from digen_core.models.image_size import read_settings
+from digen_core.models.loading import load_trainable
+from digen_core.models.pipeline.few_steps import check_few_steps
 from digen_core.models.policy import TRAINER_PARTS
+from digen_core.planning.model_settings import MODEL_CONFIGS, settings_folder
+from digen_core.preflight.model import check_model
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import source
-from support.families import NEGATIVE, TOKENS, load_tiny
+from support.families import DISTILLED, EDITED, LEVELS, NEGATIVE, TOKENS, load_tiny
 from support.stock import generate, prepared_hunyuan_15, stock
 
 pytestmark = pytest.mark.slow
@@ -136,11 +142,11 @@ def test_a_guider_that_guides_otherwise_is_refused(folder, tmp_path, file, chang
         load_tiny(changed(folder, tmp_path / "model", file, **changes), NAME)
 
 
-def test_a_model_that_is_told_the_next_noise_level_is_refused(tmp_path):
-    settings = Path("deployments/model_configs/HunyuanVideo-1.5-Diffusers-480p_t2v")
+def test_a_model_of_texts_that_is_told_where_steps_end_is_refused(tmp_path):
+    settings = MODEL_CONFIGS / "HunyuanVideo-1.5-Diffusers-480p_t2v"
     path = changed(str(settings), tmp_path / "model", "transformer/config.json", use_meanflow=True)
-    config = ModelConfig(family=NAME, path="a/b", max_sequence_length=TOKENS)
-    with pytest.raises(ConfigError, match="distilled to few steps, which is told the next noise"):
+    config = ModelConfig(family=NAME, path="a/b", max_sequence_length=TOKENS, sigmas=LEVELS)
+    with pytest.raises(ConfigError, match="for texts that is told the noise level at which a step"):
         adapter_of(NAME).without_weights(config, Path(path))
 
 
@@ -159,10 +165,15 @@ def first(tiny_families):
 
 
 @pytest.mark.parametrize("changes", [{}, {"guidance_scale": 1.0}], ids=["guided", "unguided"])
-def test_noiseless_videos_begin_as_the_stock_pipelines(tiny_families, changes, monkeypatch):
-    policy = load_tiny(tiny_families[I2V], I2V, **SIZE, **changes)
+@pytest.mark.parametrize("name", [I2V, DISTILLED])
+def test_noiseless_videos_begin_as_the_stock_pipelines(tiny_families, name, changes, monkeypatch):
+    """One that is told where steps end has the levels of its own schedule named."""
+    levels = load_tiny(tiny_families[I2V], I2V, **SIZE).sigmas(3)[:-1].tolist()
+    named = {"sigmas": levels} if name == DISTILLED else {}
+    policy = load_tiny(tiny_families[name], name, **SIZE, **changes, **named)
     made = sample_images(policy, FIRST, range(2), num_samples=1, num_steps=3, seed=11)
-    pipeline, noise = stock(tiny_families[I2V]), noise_of(policy, 2)
+    pipeline, noise = stock(tiny_families[name]), noise_of(policy, 2)
+    assert pipeline.transformer.config.use_meanflow == bool(named)
     call = {"guidance_scale": 3.0, "max_sequence_length": TOKENS, **changes}
     call = prepared_hunyuan_15(pipeline, call, crops=True)
     chooses = pipeline.video_processor
@@ -213,6 +224,75 @@ def test_a_trainer_of_videos_with_an_image_encodes_nothing(first):
     assert torch.equal(trainer.velocity(x, sigma, condition), first.velocity(x, sigma, condition))
     for part in ("text_encoder", "text_encoder_2", "image_encoder", "feature_extractor"):
         assert getattr(trainer.pipeline, part) is None
+
+
+def test_a_model_of_few_steps_is_told_where_each_ends(tiny_families):
+    """The next level that is named; below the last it is 0, as at a level between two the lower."""
+    policy, seen = load_tiny(tiny_families[DISTILLED], DISTILLED, guidance_scale=1.0, **SIZE), []
+    policy.transformer.time_embed.time_proj_r.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    x, condition = torch.randn(4, *policy.latent_shape), encoded(policy, FIRST * 2)
+    begins, ends = policy.sigmas(4)[:-1], policy.sigmas(4)[1:]
+    told = policy.velocity(x, begins, condition)
+    policy.velocity(x, begins.double(), condition)
+    policy.velocity(x, torch.tensor([0.99, 0.7, 0.3, 0.625]), condition)
+    assert torch.equal(seen[0], 1000 * ends)
+    assert torch.equal(seen[1].float(), 1000 * ends)
+    between = 1000 * torch.tensor([0.9375, 0.625, 0.0, 0.0])
+    torch.testing.assert_close(seen[2], between, rtol=0, atol=0)
+    others = (1.0, 0.8, 0.7, 0.625)
+    other = load_tiny(
+        tiny_families[DISTILLED], DISTILLED, guidance_scale=1.0, **SIZE, sigmas=others
+    )
+    moved = (other.velocity(x, begins, condition) - told).flatten(1).abs().amax(1)
+    assert [bool(row) for row in moved > 1e-5] == [True, True, True, False]
+
+
+def told(folder: str, **tables) -> RunConfig:
+    size = {"height": 64, "width": 96, "num_frames": 5, "max_sequence_length": TOKENS}
+    tree = {
+        "model": {"family": NAME, "path": folder, "device": "cpu", "sigmas": LEVELS, **size},
+        "rollout": {"num_steps": 4},
+        "prompts": EDITED,
+    }
+    for name, table in tables.items():
+        tree[name] = tree.get(name, {}) | table
+    return RunConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"model": {"sigmas": ()}},
+            "is told the noise level at which a step ends, too; name",
+        ),
+        (
+            {"algorithm": {"type": "diffusion_nft"}},
+            "mean velocity of a step, but algorithm.type diffusion_nft compares velocities at one",
+        ),
+        (
+            {"rollout": {"solver": "dpmpp_2m"}, "algorithm": {"window": [2, 0, 2]}},
+            "mean velocity of a step, but rollout.solver dpmpp_2m goes by velocities at one noise",
+        ),
+    ],
+)
+@pytest.mark.parametrize("shipped", [False, True])
+def test_what_a_model_of_few_steps_does_not_know_is_refused(
+    tiny_families, tables, message, shipped
+):
+    """Before anything starts, and by the loading."""
+    folder = tiny_families[DISTILLED]
+    check_model(told(folder))
+    name = "HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled"
+    config = told(f"a/{name}" if shipped else folder, **tables)
+    with pytest.raises(ConfigError, match=message):
+        check_few_steps(config, read_settings(settings_folder(config.model.path))[1])
+    if not shipped:
+        for refusing in (check_model, lambda own: load_trainable(own, TRAINER_PARTS)):
+            with pytest.raises(ConfigError, match=message):
+                refusing(config)
 
 
 @pytest.mark.parametrize(("name", "source_image"), [(NAME, True), (I2V, False)])

@@ -8,6 +8,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.models.tiny.pipelines import build_tiny
 from digen_core.rollout.evaluation import sample_images
 from support.families import (
+    DISTILLED,
     EDITORS,
     FAMILIES,
     KONTEXT,
@@ -22,7 +23,7 @@ MAX_BYTES = 5_000_000
 LARGER = {"hunyuan_video15": 25_000_000}  # a layer of 2048 x 2048 in any size
 
 
-@pytest.mark.parametrize("model", [*MODELS, *EDITORS, KONTEXT])
+@pytest.mark.parametrize("model", [*MODELS, *EDITORS, KONTEXT, DISTILLED])
 def test_make_tiny_writes_a_model_that_the_family_loads(model, tmp_path, capsys):
     folder, family, kind = tmp_path / "new" / model, family_of(model), kind_of(model)
     command = ["make-tiny", family, str(folder), "--seed", "3"]
@@ -30,6 +31,7 @@ def test_make_tiny_writes_a_model_that_the_family_loads(model, tmp_path, capsys)
     said = capsys.readouterr().out
     assert f"--model.family {family} --model.path {folder}" in said
     assert ("digen train shapes_edit" in said) == (model in (*EDITORS, KONTEXT))
+    assert ("shapes_edit_train.jsonl" in said) == (model == DISTILLED)
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < LARGER.get(
         family, MAX_BYTES
     )

@@ -79,6 +79,7 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "LTX-2.5-Diffusers": ("ltx2-2.5", 18.988),
     "HunyuanVideo-1.5-Diffusers-480p_t2v": ("hunyuan_video15", 8.327),
     "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video15-i2v", 8.327),
+    "HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled": ("hunyuan_video15-i2v", 8.332),
 }
 
 
@@ -197,6 +198,7 @@ def test_the_published_settings_give_the_published_parameters():
         frames = 9 if family_of(family) == "ltx2" else frames_of(family)
         images = 1 + ("FLF2V" in name)
         shown = {"width": 64, "num_frames": frames, "max_source_images": images}
+        shown |= {"sigmas": (1.0, 0.8, 0.5)} if "step_distilled" in name else {}
         config = config_of(family, model=shown).model
         policy = adapter_of(family_of(family)).without_weights(config, SETTINGS / name)
         count = sum(parameter.numel() for parameter in policy.transformer.parameters())
