@@ -31,6 +31,7 @@ from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
 from digen_core.maths.statistics import paired_change, standard_error
+from digen_core.models.image_size import read_settings
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
 from digen_core.models.tiny.pipelines import build_tiny
@@ -99,14 +100,23 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
 def tiny_model(config: RunConfig) -> Any:
     """Return a tiny pipeline of what a recipe is for: one of experts, or that edits, if it does.
 
-    Of those it is one of the published model's own class, where there is one.
+    Of those it is one of the published model's own class, where there is one, and with what its
+    transformer has.
     """
     model = config.model
     kinds = ("", *FAMILIES[model.family].kinds)
     made = [build_tiny(model.family, kind=kind) for kind in kinds]
     taken = [pipeline for pipeline in made if _is_taken(model, pipeline)]
     own = _class_of(model.path)
-    return next((pipeline for pipeline in taken if type(pipeline).__name__ == own), taken[0])
+    alike = [pipeline for pipeline in taken if type(pipeline).__name__ == own] or taken
+    _, published = read_settings(settings_folder(model.path))
+    return max(alike, key=lambda pipeline: _shared(pipeline.transformer.config, published))
+
+
+def _shared(tiny: Mapping[str, Any], published: Mapping[str, Any]) -> int:
+    """Return how many things a published transformer has, or has not, as a tiny one."""
+    has = {name: value for name, value in tiny.items() if isinstance(value, bool)}
+    return sum(value is published.get(name) for name, value in has.items())
 
 
 def _class_of(path: str) -> object:

@@ -59,6 +59,19 @@ def tiny_model_of(tmp_path_factory) -> Callable[[RunConfig], str]:
     return folder_of
 
 
+def test_the_tiny_model_of_a_recipe_has_what_the_published_one_has():
+    """Of kinds of one pipeline: LTX-2.3's gates, no biases less."""
+    config = load_config(FILES["flow_factory_ltx2"])
+    for path, gated, biased in (
+        (config.model.path, True, True),
+        ("Lightricks/LTX-2", False, True),
+        ("Lightricks/LTX-2.5-Diffusers", True, False),
+    ):
+        model = config.model.model_copy(update={"path": path})
+        tiny = tiny_model(config.model_copy(update={"model": model})).transformer.config
+        assert (tiny.gated_attn, tiny.ff_bias) == (gated, biased), path
+
+
 def shrunk(path: Path, folder: str) -> RunConfig:
     """The recipe at the size of a tiny model; algorithm, steps' structure and rewards are kept."""
     changes = changes_of(load_config(path), folder, iterations=1)

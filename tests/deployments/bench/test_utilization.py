@@ -45,6 +45,7 @@ BLOCKS = {  # a quarter of the published ones
     "FLUX.2-klein-base-4B": {"num_layers": 1, "num_single_layers": 5},  # of 5 and 20
     "HunyuanVideo": {"num_layers": 5, "num_single_layers": 10},  # of 20 and 40
     "LTX-2": {"num_layers": 12},
+    "LTX-2.3-Diffusers": {"num_layers": 12},
     "HunyuanVideo-1.5-Diffusers-480p_t2v": {"num_layers": 14},  # of 54
     "Qwen-Image": {"num_layers": 15},
     "Qwen-Image-2.1": {"num_layers": 8},

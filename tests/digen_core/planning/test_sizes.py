@@ -79,7 +79,7 @@ PUBLISHED = {  # billions of parameters of the transformers on the hub
     "LTX-2.5-Diffusers": ("ltx2-2.5", 18.988),
     "HunyuanVideo-1.5-Diffusers-480p_t2v": ("hunyuan_video15", 8.327),
     "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video15-i2v", 8.327),
-    "HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled": ("hunyuan_video15-i2v", 8.332),
+    "HunyuanVideo-1.5-Diffusers-480p_i2v_step_distilled": ("hunyuan_video15-i2v", 8.331),
 }
 
 
