@@ -259,6 +259,7 @@ OUTSIDE: Final[dict[str, Table]] = {
     },
     "hunyuan_video15": {
         **_embedders("time_embed", {"timestep": "time_in"}, ".in_layer", ".out_layer"),
+        **_linear("time_embed.timestep_embedder_r", "time_r_in.in_layer", "time_r_in.out_layer"),
         **_text_refiner("self_attn.qkv", "self_attn.proj", "mlp.0", "mlp.2"),
         **{f"context_embedder_2.linear_{number}": f"byt5_in.fc{number}" for number in (1, 2, 3)},
         **_linear("image_embedder", "vision_in.proj.1", "vision_in.proj.3"),

@@ -22,6 +22,7 @@ from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, set_weights
 from support.edits import picture, showing
 from support.families import (
+    DISTILLED,
     EDITED,
     HEIGHT,
     KONTEXT,
@@ -312,19 +313,25 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name, stock_pr
         ("wan-i2v-a14b", 1),
         ("wan-i2v-a14b", 2),
         ("hunyuan_video15-i2v", 1),
+        (DISTILLED, 1),
     ],
 )
 def test_a_model_of_videos_is_given_what_they_begin_with(
     tiny_families, tmp_path, model_name, num_images
 ):
-    """And what they end with; of several prompts one may have no last frame."""
+    """And what they end with; of several prompts one may have no last frame.
+
+    One that is told where steps end has its own schedule's levels named.
+    """
     path, size = tiny_families[model_name], {"height": 64, "width": 96, "num_frames": 5}
     family = family_of(model_name)
     of_kind = {"guidance_scale": 3.0, **OF_KIND.get(model_name, {})}
-    trained(path, model_name, tmp_path / "lora", source_image=True, **size)
-    model = {"family": family, "path": path, "max_sequence_length": 49, **size, **of_kind}
+    named = {"sigmas": (1.0, 0.8333333)} if of_kind.pop("sigmas", None) else {}
+    trained(path, model_name, tmp_path / "lora", source_image=True, **size, **named)
+    model = {"family": family, "path": path, "max_sequence_length": 49, **size, **of_kind, **named}
     tree = {
         "model": {**model, "max_source_images": num_images},
+        "rollout": {"num_steps": 2 if named else 8},
         "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
         "train": {"lora": {"rank": 3}},
         "evaluation": {"num_steps": 2},

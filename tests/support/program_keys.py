@@ -268,6 +268,12 @@ def comfyui_hunyuan_video15(depth: int, refiners: int) -> set[str]:
     return {f"diffusion_model.{name}" for name in names}
 
 
+def comfyui_hunyuan_video15_i2v_distilled(depth: int, refiners: int) -> set[str]:
+    """The same of a model that is told where steps end."""
+    told = {f"diffusion_model.time_r_in.{end}" for end in IN_OUT}
+    return comfyui_hunyuan_video15(depth, refiners) | told
+
+
 def comfyui_ltx2(depth: int) -> set[str]:
     """ComfyUI, comfy/lora.py, "generic lora format": its model's own names, which are the published
     one's, comfy/ldm/lightricks: those of the video, which has no part in the audio.

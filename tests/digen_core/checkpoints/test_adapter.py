@@ -27,7 +27,7 @@ from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.train_state import initial_state
 from support import program_keys
 from support.checkpoints import position_of
-from support.families import family_of, load_tiny
+from support.families import DISTILLED, family_of, load_tiny
 from support.stock import stock
 from support.tiny_policies import moved_weights
 
@@ -39,7 +39,7 @@ NOT_KNOWN = {  # what is said of a family that a program has not
     ("kohya", "ltx2"): "in kohya's scripts; --for comfyui and --for hub take it",
 }
 KNOWN = [(t, f) for t in TARGETS for f in FAMILIES if (t, f) not in NOT_KNOWN]
-KNOWN += [("comfyui", "ltx2-2.3")]
+KNOWN += [("comfyui", "ltx2-2.3"), ("comfyui", DISTILLED)]
 NOT_LOADED = {  # that kohya's programs have no LoRA for
     "flux": {"norm_out.linear", "proj_out"},
     "sd3": set(),
