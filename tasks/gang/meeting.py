@@ -4,6 +4,7 @@ A member listens where its worker does, with the same TLS: where a worker may no
 (`tasks.cluster.listening`), a member does not either.
 """
 
+import shutil
 import socket
 import ssl
 import tempfile
@@ -39,6 +40,8 @@ class Place:
     """The keys of the cluster; None: it has no TLS."""
     interface: str
     """Name of the network interface that has its host's address."""
+    folder: Path
+    """Of its worker: nobody else can enter, and Dask removes it, also of one that was killed."""
 
     @classmethod
     def of(cls, worker: Worker) -> Self:
@@ -50,7 +53,8 @@ class Place:
         address = worker.contact_address or worker.address
         host = get_address_host(address)
         security = worker.security if address.startswith("tls://") else None
-        return cls(host, get_address_host(worker.listen_address), security, interface_of(host))
+        bound, folder = get_address_host(worker.listen_address), Path(worker.local_directory)
+        return cls(host, bound, security, interface_of(host), folder)
 
     @property
     def scheme(self) -> str:
@@ -87,15 +91,12 @@ class Awaited:
         """
         self._key = key
         self._is_over = False
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._context: ssl.SSLContext | None = None
         if leader == place.host:
-            self._folder = tempfile.TemporaryDirectory(prefix="digen-gang-")
-            path = str(Path(self._folder.name) / "leader")
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.bind(path)
-            self._socket.listen()
-            self.address = UNIX + path
+            self._socket, path = _near_listener(place.folder)
+            self._folder = path.parent
+            self.address = f"{UNIX}{path}"
         else:
             self._context = place.context(listens=True)
             self._socket = place.listener()
@@ -117,13 +118,38 @@ class Awaited:
         finally:
             self._socket.close()
             if self._folder is not None:
-                self._folder.cleanup()
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
         """Wait no more; a leader that has called is not concerned."""
         self._is_over = True
         with suppress(OSError):  # to close the socket would not wake `accept`
             _connected(self.address).close()
+
+
+def _near_listener(folder: Path) -> tuple[socket.socket, Path]:
+    """Return a Unix socket that listens in a new folder that nobody else can enter, and its path.
+
+    Where the worker's folder takes none, as its path is too long or it is on a disk that has no
+    sockets, it is among temporary files, where it stays if this process is killed meanwhile.
+    """
+    try:
+        return _bound_in(folder)
+    except OSError:
+        return _bound_in(Path(tempfile.gettempdir()))
+
+
+def _bound_in(folder: Path) -> tuple[socket.socket, Path]:
+    path = Path(tempfile.mkdtemp(prefix="digen-gang-", dir=folder)) / "leader"
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.bind(str(path))
+        found.listen()
+    except OSError:
+        found.close()
+        shutil.rmtree(path.parent)
+        raise
+    return found, path
 
 
 def call(place: Place, address: str, key: bytes) -> Channel:

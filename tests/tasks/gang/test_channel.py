@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import AuthenticationError
@@ -17,8 +18,14 @@ KEY, WRONG = bytes(32), bytes([1]) * 32
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 
 
-def place(host: str, security: Security | None = None) -> Place:
-    return Place(host, host, security, "lo")
+@pytest.fixture
+def place(tmp_path):
+    """Return a function: where a member is that listens on a host."""
+
+    def found(host: str, security: Security | None = None, folder: Path = tmp_path) -> Place:
+        return Place(host, host, security, "lo", folder)
+
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +35,7 @@ def keys() -> Security:
 
 
 @pytest.fixture(params=["one host", "two hosts", "two hosts with TLS"])
-def ends(request, keys):
+def ends(request, keys, place):
     """The leader's end of a channel, and the follower's."""
     security = keys if "TLS" in request.param else None
     follower = place(HERE if request.param == "one host" else THERE, security)
@@ -77,19 +84,35 @@ def test_an_answer_that_is_late_is_no_answer(ends):
         ends[0].receive_bytes(seconds=0.01)
 
 
-def test_on_one_host_nothing_listens_on_a_network_and_nothing_is_left():
-    awaited = Awaited(place(HERE), HERE, KEY)
+@pytest.fixture
+def short_path():
+    """A folder in which the path of a socket is not too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("folder", ["worker", 100 * "w", "gone"])
+def test_on_one_host_nothing_listens_on_a_network_and_nothing_is_left(
+    place, short_path, folder, monkeypatch
+):
+    """The socket is where Dask removes it with its worker, if a socket can be there."""
+    own, temporary = short_path / folder, short_path / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for each in {own, temporary} - {short_path / "gone"}:
+        each.mkdir()
+    awaited = Awaited(place(HERE, folder=own), HERE, KEY)
     path = Path(awaited.address.removeprefix("unix://"))
     assert path.is_socket()
+    assert path.parent.parent == (own if folder == "worker" else temporary)
     assert path.parent.stat().st_mode & 0o777 == 0o700, "only this user can enter"
     with ThreadPoolExecutor() as pool:
         met = pool.submit(awaited.meet)
         awaited.stop()
         assert met.result(10) is None
-    assert not path.parent.exists()
+    assert [each for each in short_path.rglob("*") if each not in (own, temporary)] == []
 
 
-def test_on_another_host_it_listens_where_its_worker_does_until_the_leader_has_called():
+def test_on_another_host_it_listens_where_its_worker_does_until_the_leader_has_called(place):
     awaited = Awaited(place(THERE), HERE, KEY)
     scheme, host, port = awaited.address.replace("//", "").split(":")
     assert (scheme, host) == ("tcp", THERE)
@@ -115,7 +138,7 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def test_nobody_else_is_let_in_and_nothing_of_theirs_is_unpickled(tmp_path):
+def test_nobody_else_is_let_in_and_nothing_of_theirs_is_unpickled(place, tmp_path):
     """Each is turned away, and the leader is waited for as before."""
     awaited = Awaited(place(THERE), HERE, KEY)
     address = awaited.address.removeprefix("tcp://").split(":")
@@ -137,7 +160,7 @@ def test_nobody_else_is_let_in_and_nothing_of_theirs_is_unpickled(tmp_path):
     assert (tmp_path / "left").exists(), "it is one"
 
 
-def test_a_leader_is_told_of_a_follower_without_the_key():
+def test_a_leader_is_told_of_a_follower_without_the_key(place):
     awaited = Awaited(place(THERE), HERE, WRONG)
     with ThreadPoolExecutor() as pool:
         pool.submit(awaited.meet)
@@ -158,7 +181,7 @@ def test_what_a_side_says_is_no_answer_for_it():
 
 
 @pytest.mark.parametrize("stranger", ["another cluster's", "none"])
-def test_with_tls_nobody_comes_without_the_clusters_key(keys, stranger):
+def test_with_tls_nobody_comes_without_the_clusters_key(place, keys, stranger):
     """Not even who knows the gang's."""
     other = place(HERE, Security.temporary() if stranger != "none" else None)
     awaited = Awaited(place(THERE, keys), HERE, KEY)

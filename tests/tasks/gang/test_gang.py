@@ -26,6 +26,7 @@ from support.waiting import comes_to
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.cluster import devices_of, run_cluster
 from tasks.cluster.presence import present_workers, processor
+from tasks.gang import together as follows
 from tasks.gang.forming import form_gang, told_by
 from tasks.gang.messages import GangBrokenError
 
@@ -240,6 +241,14 @@ def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
     assert (running.result(timeout=30), after.result(timeout=30)) == (12.0, 24.0)
 
 
+def test_a_follower_that_ends_before_it_was_called_leaves_nothing(gangs):
+    """What it listens on is in its worker's folder, which Dask removes: processes may be killed."""
+    follower = gangs.leader("g0").followers["g0.1"]
+    path, folder = gangs.client.run(socket_and_folder, workers=[follower])[follower]
+    assert Path(path).is_socket()
+    assert Path(path).is_relative_to(folder)
+
+
 def test_a_gang_can_be_formed_again_and_again(gangs):
     """Each time all members leave the group at once; none waits for what another has removed."""
     before = gangs.call("g0", gang_folders)  # with those of gangs that other tests have broken
@@ -257,6 +266,11 @@ def test_a_gang_can_be_formed_again_and_again(gangs):
 def slow(seconds):
     time.sleep(seconds)
     return 0
+
+
+def socket_and_folder(dask_worker):
+    """Return where a follower waits for its leader, and the folder of its worker."""
+    return follows._following.address.removeprefix("unix://"), dask_worker.local_directory
 
 
 def gang_folders():

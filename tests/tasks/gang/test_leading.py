@@ -16,7 +16,6 @@ from tasks.gang.messages import Done, GangBrokenError
 KEY = bytes(32)
 LATE = object()
 """In place of an answer: the follower waits for another one, in a collective that never ends."""
-PLACE = Place("127.0.0.1", "127.0.0.1", None, "lo")
 
 
 class Stuck:
@@ -51,9 +50,14 @@ def stuck(monkeypatch):
 
 
 @pytest.fixture
-def followers():
+def place(tmp_path):
+    return Place("127.0.0.1", "127.0.0.1", None, "lo", tmp_path)
+
+
+@pytest.fixture
+def followers(place):
     """Two followers, which answer as they are told."""
-    places = [Awaited(PLACE, "127.0.0.1", KEY) for _ in range(2)]
+    places = [Awaited(place, "127.0.0.1", KEY) for _ in range(2)]
     with ThreadPoolExecutor() as pool:
         channels = [pool.submit(place.meet) for place in places]
         yield [place.address for place in places], channels
@@ -96,11 +100,11 @@ def answer_when_there(stuck, channels, answers):
     ids=["returns", "nonfinite", "user", "raises"],
 )
 def test_it_is_told_why_whatever_it_makes_of_nonsense(
-    stuck, followers, tmp_path, answers, text, raised
+    stuck, followers, place, tmp_path, answers, text, raised
 ):
     addresses, channels = followers
     stuck.raised = raised
-    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    leader = Leading(tmp_path, place, addresses, KEY)
     with ThreadPoolExecutor() as pool:
         told = pool.submit(answer_when_there, stuck, channels, answers)
         kind = next((type(a) for a in answers if isinstance(a, Exception)), GangBrokenError)
@@ -111,10 +115,10 @@ def test_it_is_told_why_whatever_it_makes_of_nonsense(
         leader.call(stuck.wait)
 
 
-def test_a_group_that_is_not_there_yet_is_aborted_when_it_is(stuck, followers, tmp_path):
+def test_a_group_that_is_not_there_yet_is_aborted_when_it_is(stuck, followers, place, tmp_path):
     addresses, channels = followers
     stuck.hidden = 5
-    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    leader = Leading(tmp_path, place, addresses, KEY)
     with ThreadPoolExecutor() as pool:
         told = pool.submit(answer_when_there, stuck, channels, [None, LATE])
         with pytest.raises(GangBrokenError, match="member 1 is gone"):
@@ -123,11 +127,11 @@ def test_a_group_that_is_not_there_yet_is_aborted_when_it_is(stuck, followers, t
 
 
 def test_who_is_gone_while_nothing_is_done_is_noticed_before_the_next_command(
-    stuck, followers, tmp_path, monkeypatch
+    stuck, followers, place, tmp_path, monkeypatch
 ):
     """Over TCP the command may be sent to one that is gone, without an error."""
     addresses, channels = followers
-    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    leader = Leading(tmp_path, place, addresses, KEY)
     stuck.is_there.set()
     with ThreadPoolExecutor() as pool:
         told = pool.submit(answer_when_there, stuck, channels, [Done([]), Done([])])
@@ -141,9 +145,9 @@ def test_who_is_gone_while_nothing_is_done_is_noticed_before_the_next_command(
     assert not stuck.is_aborted.is_set()
 
 
-def test_followers_that_leave_with_their_leader_abort_nothing(stuck, followers, tmp_path):
+def test_followers_that_leave_with_their_leader_abort_nothing(stuck, followers, place, tmp_path):
     addresses, channels = followers
-    leader = Leading(tmp_path, PLACE, addresses, KEY)
+    leader = Leading(tmp_path, place, addresses, KEY)
     with ThreadPoolExecutor() as pool:
         stuck.is_there.set()
         told = pool.submit(answer_when_there, stuck, channels, [Done([]), Done([])])
