@@ -4,13 +4,14 @@ Dask's own ``Client.run`` waits for a frozen worker without limit.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYetError
 from time import monotonic
 from typing import Any, Final, TypeVar
 
 from distributed import Client
+from distributed.metrics import time
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ def on_workers(
     function: Callable[..., T],
     *,
     seconds: float = CALL_SECONDS,
+    silence: float | None = None,
 ) -> dict[str, T]:
     """Call a function in the event loops of several workers at once.
 
@@ -105,18 +107,55 @@ def on_workers(
         addresses: of the workers.
         function: without arguments.
         seconds: that the answers may take.
+        silence: seconds without a heartbeat after which, at two looks in a row, a worker is waited
+            for no more; None: all are, as long as the answers may take.
 
     Returns:
         By address what came in time; of workers that are gone or do not answer, nothing.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer, which is asked for heartbeats.
     """
     futures = {address: _ask(client, address, function) for address in addresses}
-    wait(futures.values(), timeout=seconds)
+    if silence is None:
+        wait(futures.values(), timeout=seconds)
+    else:
+        _wait_while_heard(client, futures, seconds, silence)
     found = {}
     for address, future in futures.items():
         if future.done() and not future.exception():
             found[address] = future.result()[address]
         future.cancel()
     return found
+
+
+def _wait_while_heard(
+    client: Client, futures: Mapping[str, "Future[Any]"], seconds: float, silence: float
+) -> None:
+    """Wait for answers of workers of which the scheduler hears something."""
+    deadline, silent = monotonic() + seconds, frozenset[str]()
+    waited = set(futures)
+    while waited and (left := deadline - monotonic()) > 0:
+        wait([futures[address] for address in waited], timeout=min(left, LOOK_SECONDS))
+        waited = {address for address in waited if not futures[address].done()}
+        if waited:
+            before, silent = silent, silent_among(client, waited, silence)
+            waited -= before & silent  # once, it may be the scheduler that stood still
+
+
+def silent_among(client: Client, addresses: Collection[str], seconds: float) -> frozenset[str]:
+    """Return which workers are gone, or were not heard of for so many seconds.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer.
+    """
+    asked = {"addresses": list(addresses), "seconds": seconds}
+    return frozenset(on_scheduler(client, _silent, **asked))
+
+
+def _silent(addresses: list[str], seconds: float, dask_scheduler: Any) -> list[str]:
+    there, now = dask_scheduler.workers, time()
+    return [a for a in addresses if a not in there or now - there[a].last_seen > seconds]
 
 
 def _ask(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, takewhile
 
 from digen_core.control.protocol import Device
@@ -73,21 +73,50 @@ def require_own_gpus(cards: Mapping[str, str], members: Sequence[str]) -> None:
     Raises:
         UserError: they do not.
     """
+    for why in _misfits(cards, members, members).values():
+        raise UserError(why)
+
+
+def spares_without_own_gpu(
+    cards: Mapping[str, str], members: Sequence[str], spares: Collection[str]
+) -> dict[str, str]:
+    """Return which spares do not compute as the other members of their gang: address -> why.
+
+    Args:
+        cards: `card` of members, by address; of some it may not be known.
+        members: addresses of all, by rank.
+        spares: addresses of those that have a place as a spare; what is wrong with others is not
+            looked at.
+    """
+    own = [address for address in members if address not in spares]
+    last = [address for address in members if address in spares]
+    found = _misfits(cards, members, [*own, *last])
+    return {address: why for address, why in found.items() if address in spares}
+
+
+def _misfits(
+    cards: Mapping[str, str], members: Sequence[str], order: Sequence[str]
+) -> dict[str, str]:
+    """Return which members do not compute as those before them in an order: address -> why."""
     seen: dict[str, str] = {}  # card -> who has it
-    for rank, address in enumerate(members):
-        own, who = cards.get(address), f"member {rank} of a gang, the worker at {address},"
+    found: dict[str, str] = {}
+    for address in order:
+        own, rank = cards.get(address), members.index(address)
+        who = f"member {rank} of a gang, the worker at {address},"
         if own is None:
             continue
         if own and own in seen:
-            raise UserError(
+            found[address] = (
                 f"{who} computes on the GPU of {seen[own]} {own}; have each see another one by "
                 "CUDA_VISIBLE_DEVICES, or start both by one command with --members"
             )
-        if seen and bool(own) != any(seen):
+        elif seen and bool(own) != any(seen):
             other = next(iter(seen.values()))
             lacking, having = (other, who) if own else (who, other)
-            raise UserError(
+            found[address] = (
                 f"{lacking} sees no GPU, but {having} sees one; have each see one by "
                 "CUDA_VISIBLE_DEVICES, or hide them from all: CUDA_VISIBLE_DEVICES="
             )
-        seen[own] = who
+        else:
+            seen[own] = who
+    return found

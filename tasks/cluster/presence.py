@@ -160,7 +160,7 @@ def _look(patience: float, dask_scheduler: Scheduler) -> dict[str, _Look]:
             now - ws.last_seen,
             {str(task.key): float(seconds) for task, seconds in ws.executing.items()},
             own.place,
-            own.spare_for if own.is_idle else frozenset(),
+            own.idle_for if own.is_idle else frozenset(),
             own.is_leaving,
         )
         for ws in dask_scheduler.workers.values()

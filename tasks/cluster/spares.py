@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Self
 
-from distributed import Scheduler
+from distributed import Client, Scheduler
 from distributed.metrics import time
 from distributed.scheduler import WorkerState
 
 from digen_core.control.protocol import followers_of
+from tasks.cluster.calls import on_scheduler
 
 MEMBERS: Final = "members"
 """Dask resource that the leader of a gang declares beside its roles: workers of the gang."""
@@ -26,6 +27,8 @@ LEAVING: Final = "digen-leaving"
 """Key of what the scheduler knows of a worker that was asked to leave."""
 PLACE: Final = "digen-place"
 """Key of what the scheduler knows of a spare: the name of the follower whose place it has."""
+UNFIT: Final = "digen-unfit"
+"""Key of what the scheduler knows of a spare: the names of gangs of which it cannot be a member."""
 RESTART_SECONDS: Final = 30.0
 """How long a place stays free for its own worker, which a nanny may be starting again."""
 SILENT_SECONDS: Final = 10.0
@@ -47,6 +50,8 @@ class Declared:
     """It is a follower itself."""
     spare_for: frozenset[str] = frozenset()
     """Gangs, and followers, whose place it may take as a spare."""
+    unfit_for: frozenset[str] = frozenset()
+    """Gangs among them, or of these followers, of which it was found that it cannot be a member."""
     place: str = ""
     """That it has as a spare."""
     is_leaving: bool = False
@@ -56,7 +61,16 @@ class Declared:
     @property
     def is_idle(self) -> bool:
         """Whether it is a spare that may take a place."""
-        return bool(self.spare_for) and not (self.place or self.is_leaving or self.is_silent)
+        return bool(self.idle_for) and not (self.place or self.is_leaving or self.is_silent)
+
+    @property
+    def idle_for(self) -> frozenset[str]:
+        """Gangs, and followers, whose place it may take and for which it is not unfit."""
+        return frozenset(
+            name
+            for name in self.spare_for
+            if self.unfit_for.isdisjoint((name, name.rpartition(".")[0]))
+        )
 
     @classmethod
     def of(cls, worker: WorkerState) -> Self:
@@ -67,6 +81,7 @@ class Declared:
             int(worker.resources.get(MEMBERS, 1)),
             MEMBER in worker.resources,
             places_in(worker.resources),
+            worker.extra.get(UNFIT, frozenset()),
             worker.extra.get(PLACE, ""),
             LEAVING in worker.extra,
             time() - worker.last_seen > SILENT_SECONDS,
@@ -147,11 +162,11 @@ def assign(
     ]
     waited = {p for places in lacking for p in places if now - absent[p].since >= patience}
     idle = [own for own in workers if own.is_idle]
-    choices = {own.name: sum(may_take(own.spare_for, place) for place in waited) for own in idle}
+    choices = {own.name: sum(may_take(own.idle_for, place) for place in waited) for own in idle}
     idle.sort(key=lambda own: (choices[own.name], own.name))
     taken: dict[str, str] = {}
     for places in sorted(lacking, key=len):
-        left = {own.name: own.spare_for for own in idle if own.name not in taken}
+        left = {own.name: own.idle_for for own in idle if own.name not in taken}
         found = matched(places, left)
         if len(found) == len(places) and waited.issuperset(places):
             taken |= found
@@ -194,3 +209,25 @@ def take_places(scheduler: Scheduler, patience: float) -> None:
     for worker in workers:
         if place := places.get(str(worker.name)):
             worker.extra[PLACE] = place
+
+
+def take_out(client: Client, spare: str, gang: str) -> None:
+    """Take a spare's place from it, as it cannot be a member of the gang; others may have it.
+
+    Until the spare is started again it is given no place of that gang.
+
+    Args:
+        client: of the cluster.
+        spare: its address.
+        gang: name of the gang.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer.
+    """
+    on_scheduler(client, _take_out, spare=spare, gang=gang)
+
+
+def _take_out(spare: str, gang: str, dask_scheduler: Scheduler) -> None:
+    if worker := dask_scheduler.workers.get(spare):
+        worker.extra.pop(PLACE, None)
+        worker.extra[UNFIT] = worker.extra.get(UNFIT, frozenset()) | {gang}

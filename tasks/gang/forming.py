@@ -8,8 +8,14 @@ from typing import Any, Final
 from distributed import Client, Scheduler
 from distributed.metrics import time
 
-from tasks.cluster.calls import WorkerLostError, on_scheduler, on_worker, on_workers
-from tasks.cluster.gpus import card, require_own_gpus
+from tasks.cluster.calls import (
+    WorkerLostError,
+    on_scheduler,
+    on_worker,
+    on_workers,
+    silent_among,
+)
+from tasks.cluster.gpus import card, require_own_gpus, spares_without_own_gpu
 from tasks.cluster.presence import KIND_SECONDS
 from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
@@ -18,7 +24,26 @@ RECENT_SECONDS: Final = 60.0
 """Until a run has missed a follower that failed; later another worker may have its address."""
 
 
-def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
+def unfit_spares(
+    client: Client, members: Sequence[str], spares: Collection[str], silence: float
+) -> dict[str, str]:
+    """Return which spares cannot be members of a gang: address -> why.
+
+    Args:
+        client: of the cluster.
+        members: addresses of all, by rank.
+        spares: addresses of those that have a place as a spare.
+        silence: seconds without a heartbeat after which nobody is waited for.
+
+    Raises:
+        SchedulerLostError: the scheduler does not answer.
+    """
+    return spares_without_own_gpu(_cards(client, members, silence), members, spares)
+
+
+def form_gang(
+    client: Client, leader: str, followers: Sequence[str], silence: float = KIND_SECONDS
+) -> None:
     """Make workers a gang, in place of what they were.
 
     The members meet when the leader's first task calls them; what a task of an earlier run still
@@ -28,20 +53,33 @@ def form_gang(client: Client, leader: str, followers: Sequence[str]) -> None:
         client: of the cluster.
         leader: address of the worker that takes the tasks.
         followers: addresses of the others, in the order of their ranks.
+        silence: seconds without a heartbeat after which nobody is waited for.
 
     Raises:
         WorkerLostError: one of them is gone, or does not answer.
         UserError: two compute on the same GPU, or some on one and some on the CPU.
     """
     members = [leader, *followers]
-    cards: Any = on_workers(client, members, _card, seconds=KIND_SECONDS)  # awaited
+    cards = _cards(client, members, silence)
     require_own_gpus(cards, members)
+    unknown = [address for address in members if address not in cards]
+    if unknown and (silent := silent_among(client, unknown, silence)):
+        raise WorkerLostError(f"the worker at {min(silent)} is silent")
     key = secrets.token_bytes(32)
     try:
         called = [on_worker(client, follower, await_leader, leader, key) for follower in followers]
         on_worker(client, leader, lead, called, key)
     except OSError as error:  # the scheduler has not missed it yet
         raise WorkerLostError(f"a worker of the gang is gone: {error}") from error
+
+
+def _cards(client: Client, members: Sequence[str], silence: float) -> dict[str, str]:
+    """Return the GPU of each member that says it in time."""
+    asked: Any = _card  # is awaited there
+    found: dict[str, str] = on_workers(
+        client, members, asked, seconds=KIND_SECONDS, silence=silence
+    )
+    return found
 
 
 async def _card() -> str:

@@ -27,6 +27,7 @@ from flows.runtime.fleet.watch import LOOK_SECONDS
 from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
+from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import ROLES, Presence, devices_among
 from tasks.runner.completions import Completions
 
@@ -155,8 +156,12 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
     Raises:
         AbandonedError: nobody waits for it any more.
         DevicesLostError: it was lost.
+        WorkerLostError: it does not answer.
     """
-    (found,) = devices_among(run.client, [newcomer.worker])
+    answering = devices_among(run.client, [newcomer.worker])
+    if not answering:
+        raise WorkerLostError("it does not answer")
+    found = answering[0]
     device, kind = replace(found, roles=newcomer.roles), found.kind
     with Completions() as completions:
         batch = Batch(run, completions, newcomer.check)

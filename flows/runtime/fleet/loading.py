@@ -15,7 +15,8 @@ from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, present_workers
-from tasks.gang.forming import form_gang
+from tasks.cluster.spares import take_out
+from tasks.gang.forming import form_gang, unfit_spares
 from tasks.measure import measure
 from tasks.receipts import Facts, FactsT_co, ProbedRewards
 from tasks.rollout import encode
@@ -43,8 +44,8 @@ def _form(run: RunContext, device: Device) -> None:
     """Make the workers of a device a gang; if one is gone, the next look finds the device lost."""
     if device.size == 1:
         return
-    address = run.fleet.addresses[device.name]
-    leader = present_workers(run.client).get(address)
+    address, silence = run.fleet.addresses[device.name], run.config.cluster.heartbeat_timeout
+    leader = _with_fit_spares(run, address, silence)
     if leader is None or leader.lacks:
         return run.watch.broken(address, "lacks members of its gang")
     run.fleet.formed(device.name, leader.followers)
@@ -56,9 +57,33 @@ def _form(run: RunContext, device: Device) -> None:
             f"{device.name}",
         )
     try:
-        form_gang(run.client, address, list(leader.followers.values()))
+        form_gang(run.client, address, list(leader.followers.values()), silence)
     except WorkerLostError as error:
         run.watch.broken(address, f"is a gang that could not be formed: {error}")
+
+
+def _with_fit_spares(run: RunContext, address: str, silence: float) -> Presence | None:
+    """Return the leader at an address, if it is there, with spares that can be members.
+
+    Those that cannot are left out, and others that are there have their places.
+    """
+    while True:
+        leader = present_workers(run.client).get(address)
+        if leader is None or leader.lacks or not leader.spares:
+            return leader
+        members = [address, *leader.followers.values()]
+        places = {leader.followers[place]: name for place, name in leader.spares.items()}
+        unfit = unfit_spares(run.client, members, places, silence)
+        if not unfit:
+            return leader
+        for spare, why in unfit.items():
+            take_out(run.client, spare, leader.name)
+            notify(
+                run,
+                "spare-unfit",
+                f"the spare {places[spare]} is left out of the gang {leader.name} until it is "
+                f"started again: {why}",
+            )
 
 
 def load_pools(run: RunContext, batch: Batch) -> None:

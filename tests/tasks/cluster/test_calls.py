@@ -14,6 +14,7 @@ from tasks.cluster.calls import (
     on_scheduler,
     on_worker,
     on_workers,
+    silent_among,
 )
 from tasks.cluster.presence import dismiss, present_workers
 
@@ -61,6 +62,37 @@ def test_who_does_not_answer_is_given_up(client, monkeypatch):
     with pytest.raises(SchedulerLostError, match=r"the Dask scheduler .* does not answer"):
         on_scheduler(client, never_on_scheduler)
     assert on_worker(client, second, address) == second
+
+
+def test_who_is_not_heard_of_is_not_waited_for(client, monkeypatch):
+    """One that is slow, but heard of, is."""
+    monkeypatch.setattr(calls, "LOOK_SECONDS", 1.0)
+    first, second = present_workers(client)
+    client.run(hold_its_tongue, workers=[first])
+    started = time.monotonic()
+    assert on_workers(client, [first, second], answer_late, seconds=60, silence=4) == {
+        second: second
+    }
+    assert 6 <= time.monotonic() - started < 50
+    assert silent_among(client, [first, second, "tcp://127.0.0.1:1"], 4) == {
+        first,
+        "tcp://127.0.0.1:1",
+    }
+    started = time.monotonic()
+    assert on_workers(client, [first], never, seconds=60, silence=4) == {}
+    assert time.monotonic() - started < 10
+
+
+async def answer_late(dask_worker=None):
+    """The first worker says nothing at all."""
+    if not dask_worker.periodic_callbacks["heartbeat"].is_running():
+        await asyncio.Event().wait()
+    await asyncio.sleep(6)
+    return dask_worker.address
+
+
+def hold_its_tongue(dask_worker=None):
+    dask_worker.periodic_callbacks["heartbeat"].stop()
 
 
 def test_without_a_limit_a_call_waits_as_long_as_the_worker_is_there(client, monkeypatch):

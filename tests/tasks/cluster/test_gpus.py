@@ -5,7 +5,13 @@ import torch
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from tasks.cluster.gpus import card, deal_gpus, require_own_gpus, visible_gpus
+from tasks.cluster.gpus import (
+    card,
+    deal_gpus,
+    require_own_gpus,
+    spares_without_own_gpu,
+    visible_gpus,
+)
 from tasks.gang import forming
 
 DEVICES = [
@@ -108,3 +114,26 @@ def test_members_that_would_wait_for_each_other_are_refused(case, monkeypatch):
     monkeypatch.setattr(forming, "on_worker", lambda *_: pytest.fail("a member was asked"))
     with pytest.raises(UserError, match=message):
         forming.form_gang(None, "a", ["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("cards", "unfit"),
+    [
+        ({"a": "x", "b": "y", "c": "z"}, {}),
+        ({"a": "x", "b": "", "c": "z"}, {"b": "member 1"}),
+        ({"a": "", "b": "y", "c": ""}, {"b": "member 1"}),
+        ({"a": "x", "b": "z", "c": "z"}, {"b": "member 1"}),  # a member of its own is at home
+        ({"b": "y", "c": ""}, {"b": "member 1"}),
+        ({"a": "x", "c": "x"}, {}),
+        ({"a": "x", "b": "y", "c": ""}, {}),  # what is wrong with others is the run's end
+    ],
+)
+def test_a_spare_computes_as_the_others_of_its_gang(cards, unfit):
+    found = spares_without_own_gpu(cards, ["a", "b", "c"], ["b"])
+    assert found.keys() == unfit.keys()
+    assert all(who in found[address] for address, who in unfit.items())
+
+
+def test_of_two_spares_with_the_same_gpu_the_second_is_left_out():
+    cards = {"a": "x", "b": "y", "c": "y"}
+    assert list(spares_without_own_gpu(cards, ["a", "b", "c"], ["b", "c"])) == ["c"]

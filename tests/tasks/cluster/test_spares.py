@@ -6,18 +6,27 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from distributed import Client, Scheduler, SpecCluster, Worker
+from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
+from support.coming_workers import Workers, coming_workers
 from support.started import room_of, started_workers
 from support.waiting import comes_to
 from tasks.cluster.cluster import await_spares, devices_of
 from tasks.cluster.leaving import leave
 from tasks.cluster.presence import present_workers
-from tasks.cluster.spares import Absence, Declared, absences, assign, matched, may_take
+from tasks.cluster.spares import (
+    Absence,
+    Declared,
+    absences,
+    assign,
+    matched,
+    may_take,
+    take_out,
+)
 
 PATIENCE = 30.0
 
@@ -78,6 +87,15 @@ def test_a_spare_has_one_place_and_a_place_one_spare():
 def test_who_leaves_or_is_silent_takes_no_place_and_a_gang_that_leaves_is_given_none():
     assert taken(leader(), spare("a", is_leaving=True), spare("b", is_silent=True)) == {}
     assert taken(leader(is_leaving=True), spare("a")) == {}
+
+
+def test_who_is_unfit_for_a_gang_takes_no_place_of_it_but_of_others():
+    unfit = spare("a", "room", "attic.1", unfit_for=frozenset({"room"}))
+    assert taken(leader(size=2), unfit) == {}
+    assert taken(leader(size=2), unfit, spare("b")) == {"b": "room.1"}
+    assert taken(leader(size=2), leader("attic", 2), unfit) == {"a": "attic.1"}
+    assert not replace(unfit, unfit_for=frozenset({"room", "attic"})).is_idle
+    assert not spare("a", "room.1", unfit_for=frozenset({"room"})).is_idle
 
 
 def test_a_place_stays_free_for_its_own_worker_for_a_while():
@@ -232,48 +250,11 @@ def test_in_every_story_places_are_taken_once_and_kept(story):
         assert cluster.look() == {}, "two looks differ"
 
 
-HERE = {"host": "127.0.0.1", "dashboard_address": None}
-
-
-class Workers:
-    """Workers of this process that come and go, as a run sees them."""
-
-    def __init__(self, cluster: SpecCluster, client: Client) -> None:
-        self.cluster, self.client = cluster, client
-
-    def come(self, name: str, *resources: str, **counted: int) -> None:
-        declared = {**dict.fromkeys(resources, 1), **counted}
-        options = {"resources": declared, "nthreads": 1, **HERE}
-        self.cluster.worker_spec[name] = {"cls": Worker, "options": options}
-        self.cluster.sync(self.cluster._correct_state)
-        self.cluster.sync(lambda: self.cluster)
-
-    def go(self, name: str) -> None:
-        del self.cluster.worker_spec[name]
-        self.cluster.sync(self.cluster._correct_state)
-        assert comes_to(lambda: name not in self.seen)
-
-    @property
-    def seen(self):
-        return {own.name: own for own in present_workers(self.client).values()}
-
-    @property
-    def holder(self) -> str | None:
-        """Who has the place of room.1: the name of the worker at its address."""
-        address = self.seen["room"].followers.get("room.1")
-        return next((name for name, own in self.seen.items() if own.address == address), None)
-
-
 @pytest.fixture
 def workers(monkeypatch) -> Iterator[Workers]:
     """A cluster with a gang of two that has lost its follower, and with no time to wait for it."""
     monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 0.0)
-    scheduler = {"cls": Scheduler, "options": HERE}
-    with (
-        SpecCluster(scheduler=scheduler, workers={}) as cluster,
-        Client(cluster.scheduler_address, set_as_default=False) as client,
-    ):
-        found = Workers(cluster, client)
+    with coming_workers() as found:
         found.come("room", "rollout", "trainer", members=2)
         yield found
 
@@ -303,6 +284,21 @@ def test_a_member_that_is_back_stands_in_for_the_spare_in_its_turn(workers):
     assert workers.holder == "room.1"
     workers.go("room.1")
     assert workers.holder == "b8"
+
+
+def test_a_spare_that_is_taken_out_gives_way_to_another_one(workers):
+    """For good: where a look gives places anew, too."""
+    workers.come("b8", "spare:room", "spare:attic")
+    assert workers.holder == "b8"
+    take_out(workers.client, workers.seen["b8"].address, "room")
+    assert workers.holder is None
+    assert workers.seen["room"].lacks == ["room.1"]
+    assert workers.seen["b8"].idle_for == {"attic"}
+    workers.come("b9", "spare:room")
+    assert workers.holder == "b9"
+    take_out(workers.client, "tcp://127.0.0.1:1", "room")
+    leave(workers.client, "b8")
+    assert set(workers.seen) == {"room", "b9"}
 
 
 def test_an_idle_spare_leaves_at_once_and_one_that_has_a_place_with_its_gang(workers):

@@ -232,6 +232,20 @@ def test_a_follower_that_is_killed_breaks_its_gang_only(gangs):
     assert gangs.call("g0", together.summed, 1.0) == 12.0
 
 
+def test_a_gang_of_which_a_member_is_frozen_is_not_formed(gangs):
+    """It is waited for as long as it may be silent, and not as long as a GPU may take to answer."""
+    leader, frozen = gangs.leader("g0"), gangs.call("g0", together.process_ids)[1]
+    os.kill(frozen, signal.SIGSTOP)
+    started = time.monotonic()
+    followers = list(leader.followers.values())
+    with pytest.raises(WorkerLostError, match=f"the worker at {followers[0]} is silent"):
+        form_gang(gangs.client, leader.address, followers, silence=5)
+    assert 4 < time.monotonic() - started < 45
+    os.kill(frozen, signal.SIGKILL)
+    gangs.form("g0")
+    assert gangs.call("g0", together.summed, 1.0) == 12.0
+
+
 def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
     """As the next run on a cluster does when the last one was cancelled."""
     running = gangs.submit("g0", together.summed, 1.0, 3.0)
