@@ -1,4 +1,4 @@
-"""A gang of which this process plays the leader: collectives return at once, and move nothing."""
+"""A gang of which this process plays a member: collectives return at once, and move nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,15 @@ from digen_core.gang.members import ALONE, Gang
 
 
 @contextmanager
-def fake_gang(config: ParallelConfig, size: int) -> Iterator[Gang]:
-    """Yield the leader of a gang of some size, whose default group is that of the body.
+def fake_gang(config: ParallelConfig, size: int, rank: int = 0) -> Iterator[Gang]:
+    """Yield a member of a gang of some size, whose default group is that of the body.
 
     A group that this process is in, it is in again afterwards.
 
     Args:
         config: how the members share their work.
         size: of the gang.
+        rank: of the member.
     """
     if size == 1:
         yield ALONE
@@ -32,7 +33,7 @@ def fake_gang(config: ParallelConfig, size: int) -> Iterator[Gang]:
     with patch.object(distributed_c10d, "_world", ThreadLocalWorld()):
         isolate(True)
         try:
-            dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+            dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
             yield Gang.of(config)
         finally:
             if dist.is_initialized():

@@ -18,7 +18,8 @@ CONTEXT_BYTES: Final = 1_500_000_000
 class Memory:
     """Bytes of what is held while a recipe generates and trains; peaks are beside the rest.
 
-    Of a gang they are those of its leader, which alone embeds, decodes and scores.
+    Of a gang they are those of a member: of its leader, which alone embeds, decodes and scores, if
+    no other is named.
     """
 
     weights: int  # the transformer in its dtypes, twice where a reference is kept beside it

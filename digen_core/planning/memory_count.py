@@ -43,17 +43,19 @@ _MASTER: Final = 4  # bytes of a master weight, of a moment, of an average, of a
 
 
 def memory_of(
-    config: RunConfig, folder: Path, gang_size: int = 1, *, computes: bool = True
+    config: RunConfig, folder: Path, gang_size: int = 1, rank: int = 0, *, computes: bool = True
 ) -> Memory:
-    """Count what a recipe needs on a device, or on the leader of a gang.
+    """Count what a recipe needs on a device, or on a member of a gang, which is its leader.
 
-    Text encoders count as their weights; what they compute with a prompt is little beside that.
+    A follower has no text encoders and no VAE; of a gang with stages each has its own blocks. Text
+    encoders count as their weights; what they compute with a prompt is little beside that.
 
     Args:
         config: of the run.
         folder: with the model's settings, ``transformer/config.json`` and ``vae/config.json``; if
             the text encoders are there, too, they are counted, else they are the family's usual.
         gang_size: members that hold the model together, as ``config.parallel`` says.
+        rank: of the member.
         computes: False: only what is held all the time is counted, which takes a moment; peaks
             are 0.
 
@@ -63,7 +65,7 @@ def memory_of(
             tokens of its samples.
         ValueError: no module matches the config's LoRA targets.
     """
-    with fake_gang(config.parallel, gang_size) as gang:
+    with fake_gang(config.parallel, gang_size, rank) as gang:
         return _counted(config, folder, gang, computes)
 
 
@@ -92,8 +94,8 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
     return Memory(
         weights=weights - (_bytes_of(*trained) if has_lora else 0),
         adapters=adapters,
-        text_encoders=text_encoder_bytes(config.model, folder),
-        vae=_bytes_of(*vae.parameters(), *vae.buffers()),
+        text_encoders=text_encoder_bytes(config.model, folder) if gang.is_leader else 0,
+        vae=_bytes_of(*vae.parameters(), *vae.buffers()) if gang.is_leader else 0,
         step=found.step,
         decode=found.decode,
         pack=found.pack,
@@ -112,7 +114,7 @@ def _counted(config: RunConfig, folder: Path, gang: Gang, computes: bool) -> Mem
 def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
     """Build a config's model on the meta device, in its dtypes, as a worker prepares it.
 
-    Of a gang with stages it is the first one; no other is much larger, unless
+    Of a gang with stages it is the member's own; none is much larger than another, unless
     ``parallel.stage_blocks`` gives it more.
     """
     settings = {"device": "meta", "compile": False, "attention": "native"}  # a fused kernel
@@ -144,7 +146,9 @@ class _Peaks:
         by_few = not (gang.shards_weights or gang.stages > 1)  # shared blocks know of each other
         self.step = self._line(self._step, ceil(config.fragment_size / shares), by_few=by_few)
         most = config.fragment_size if config.is_decoded else SHOWN_SAMPLES
-        self.decode = self._line(self._decode, min(most, config.fragment_size), by_few=False)
+        self.decode = Linear()
+        if gang.is_leader:
+            self.decode = self._line(self._decode, min(most, config.fragment_size), by_few=False)
         self.pack = self._line(self._pack, ceil(config.train.pack_size / shares), by_few=by_few)
 
     def _join(self, config: RunConfig, gang: Gang) -> None:

@@ -209,8 +209,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
     """
     _release_engines()  # one run at a time on a worker, and no room for two models
     gang = Gang.of(config.parallel)
-    if gang.is_leader:
-        require_room(config, device_name, roles, gang.size)
+    require_room(config, device_name, roles, gang)
     is_scoring = "rollout" in roles and gang.is_leader
     policy = load_trainable(config, ALL_PARTS if is_scoring else TRAINER_PARTS, gang)
     rewards = reward_functions(config.rewards_of(None), policy.device) if is_scoring else {}

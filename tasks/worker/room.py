@@ -7,7 +7,9 @@ from typing import Final
 import torch
 
 from digen_core.config.run import RunConfig
+from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
+from digen_core.gang.members import ALONE, Gang
 from digen_core.models.policy import resolve_device
 from digen_core.planning.capacity import GB, ShortageError, least
 from digen_core.planning.memory_count import memory_of
@@ -19,6 +21,7 @@ ADVICE: Final = (
     "train.gradient_checkpointing = true, model.offload and model.dtype = 'bfloat16' need less: "
     "see 'digen size CONFIG --memory'"
 )
+STAGES: Final = "parallel.stage_blocks may give it fewer blocks"
 
 
 def bytes_of(device: torch.device) -> int | None:
@@ -27,20 +30,21 @@ def bytes_of(device: torch.device) -> int | None:
 
 
 def require_room(
-    config: RunConfig, device_name: str, roles: Collection[str], members: int = 1
+    config: RunConfig, device_name: str, roles: Collection[str], gang: Gang = ALONE
 ) -> None:
-    """Check that a device can do the least of its work: one sample, one pair.
+    """Check that a device, or this member of a gang, can do the least of its work.
 
-    Nothing is looked at where the settings of the model are not known without a download.
+    That is one sample, or one pair. Nothing is looked at where the settings of the model are not
+    known without a download.
 
     Args:
         config: of the run.
         device_name: of the device.
         roles: of it.
-        members: of its gang, whose leader this process is: nobody needs more.
+        gang: whose member this process is, on a GPU of its own.
 
     Raises:
-        UserError: it cannot; the message says what to change.
+        UserError: it cannot; the message names the member, and says what to change.
     """
     room = bytes_of(resolve_device(config.model.device))
     if room is None:
@@ -50,11 +54,13 @@ def require_room(
     except UserError:
         return
 
+    name = (device_name, *followers_of(device_name, gang.size))[gang.rank]
     try:
-        found = memory_of(config, folder, members)
+        found = memory_of(config, folder, gang.size, gang.rank)
     except (RuntimeError, NotImplementedError) as error:  # the run itself finds out
-        logger.warning("what %s needs could not be counted: %s", device_name, error)
+        logger.warning("what %s needs could not be counted: %s", name, error)
         return
     if least(found, roles) > room:
-        shortage = ShortageError(f"{device_name}, of {room / GB:.0f} GB,", found, roles)
-        raise UserError(f"{shortage}; {ADVICE}")
+        shortage = ShortageError(f"{name}, of {room / GB:.0f} GB,", found, roles)
+        advice = f"{STAGES}; {ADVICE}" if gang.stages > 1 else ADVICE
+        raise UserError(f"{shortage}; {advice}")

@@ -1,5 +1,6 @@
 """A gang that trains a pack while memory runs out on one of its members, once."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -117,18 +118,21 @@ def set_trap(rank: int, place: str) -> None:
             GradientSum.make_room = making_room  # type: ignore[method-assign, assignment]
 
 
-def load_with_room(folder: str, shares: dict[str, Any], num_bytes: int | None) -> str:
-    """Load a model on a device with so much memory, as a member of its gang counts it.
+def load_with_room(folder: str, shares: dict[str, Any], rooms: Sequence[int | None]) -> str:
+    """Load a model on members that have so many bytes of memory, by rank.
 
     Returns:
         The hash of version 0, for which the members' group is needed.
     """
     tree = Case("flux").config(folder).model_dump()
     config = RunConfig.model_validate({**tree, "parallel": shares})
-    bytes_of = room.bytes_of
-    room.bytes_of = lambda device: num_bytes
-    try:
-        load_engine(RUN, config, "g0", ["trainer"])
-    finally:
-        room.bytes_of = bytes_of
+    set_rooms(rooms)
+    load_engine(RUN, config, "g0", ["trainer"])
     return first_state(RUN).weights_hash
+
+
+@together
+def set_rooms(rooms: Sequence[int | None]) -> None:
+    """Let each member have so many bytes of memory."""
+    own = rooms[dist.get_rank()]
+    room.bytes_of = lambda device: own

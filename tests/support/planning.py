@@ -73,7 +73,7 @@ def counted_once() -> Iterator[None]:
     count, known = memory_count._counted, {}
 
     def counted(config: RunConfig, folder: Path, gang: Gang, computes: Any) -> Any:
-        key = config.model_dump_json(), folder, gang.size, computes
+        key = config.model_dump_json(), folder, gang.size, gang.rank, computes
         if key not in known:
             known[key] = count(config, folder, gang, computes)
         return known[key]

@@ -71,16 +71,22 @@ CASES = [
 @pytest.mark.nightly
 def test_peaks_are_those_of_a_real_member(tiny_families, tmp_path):
     trees = [tree_of(tiny_families[family], family, **how) for family, how in CASES]
-    leader, _ = run_gang(2, tmp_path, peaks, trees, COUNTS)
-    for case, tree, real in zip(CASES, trees, leader, strict=True):
-        found = memory_of(RunConfig.model_validate(tree), Path(tree["model"]["path"]), 2)
-        has_lora = tree["train"]["lora"] is not None
-        assert found.weights == real["weights"] - (real["trained"] if has_lora else 0), case
-        assert found.gradient_sum == real["trained"], case
-        for line, ranges in ((found.step, real["steps"]), (found.pack, real["packs"])):
-            for count, (least, most) in zip(COUNTS, ranges, strict=True):
-                assert least <= 1.1 * line(count) + real["buffer"], (case, count)
-                assert most >= 0.9 * line(count), (case, count)
+    members = run_gang(2, tmp_path, peaks, trees, COUNTS)
+    for rank, member in enumerate(members):
+        for case, tree, real in zip(CASES, trees, member, strict=True):
+            check_peaks((rank, case), tree, rank, real)
+
+
+def check_peaks(case, tree: dict, rank: int, real: dict) -> None:
+    """Hold what is counted for a member to what it took."""
+    found = memory_of(RunConfig.model_validate(tree), Path(tree["model"]["path"]), 2, rank)
+    has_lora = tree["train"]["lora"] is not None
+    assert found.weights == real["weights"] - (real["trained"] if has_lora else 0), case
+    assert found.gradient_sum == real["trained"], case
+    for line, ranges in ((found.step, real["steps"]), (found.pack, real["packs"])):
+        for count, (least, most) in zip(COUNTS, ranges, strict=True):
+            assert least <= 1.1 * line(count) + real["buffer"], (case, count)
+            assert most >= 0.9 * line(count), (case, count)
 
 
 def test_a_member_holds_and_computes_its_part(tiny_families):
@@ -101,6 +107,27 @@ def test_a_member_holds_and_computes_its_part(tiny_families):
     assert sharded.decode == dealt.decode == alone.decode
     assert (sharded.state, sharded.versions) == (alone.state, alone.versions)
     assert dealt.versions == 5 * alone.versions  # each member's, and the rows that they serve
+
+
+def test_each_stage_is_counted_for_itself(tiny_families):
+    """Of three; the leader alone embeds and decodes."""
+
+    def stages(*blocks: int):
+        tree = tree_of(tiny_families["flux"], "flux", lora=False, stages=3)
+        tree["parallel"]["stage_blocks"] = blocks
+        config, folder = RunConfig.model_validate(tree), Path(tree["model"]["path"])
+        assert memory_of(config, folder, 3) == memory_of(config, folder, 3, 0)
+        return [memory_of(config, folder, 3, rank) for rank in range(3)]
+
+    first, middle, last = stages(1, 1, 2)
+    assert min(first.text_encoders, first.vae, first.decode(1)) > 0
+    for follower in (middle, last):
+        assert (follower.text_encoders, follower.vae, follower.decode(1)) == (0, 0, 0)
+        assert min(follower.step(1), follower.pack(1)) > 0
+    longer, shorter = stages(1, 2, 1)[1:]
+    assert longer.weights - middle.weights == last.weights - shorter.weights > 0, "a block"
+    assert longer.gradient_sum - middle.gradient_sum == last.gradient_sum - shorter.gradient_sum > 0
+    assert longer.pack(1) > middle.pack(1)
 
 
 def test_a_gang_that_cannot_deal_the_tokens_is_refused(tiny_families):

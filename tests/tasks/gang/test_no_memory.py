@@ -117,14 +117,31 @@ def test_an_evaluation_that_does_not_fit_on_one_member_is_one_line(gang, tiny_fl
 SHARED = {"shard_weights": True, "context_parallel": 2}
 
 
-def test_the_leader_counts_what_a_member_needs_before_it_loads(gang, tiny_flux):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_member_counts_what_it_needs_before_it_loads(gang, tiny_flux, rank):
     call = gang()
-    with pytest.raises(UserError, match=r"g0, of 0 GB, lacks the memory"):
-        call(bodies.load_with_room, tiny_flux, SHARED, 1)
+    rooms = [1 << 50, 1 << 50]
+    rooms[rank] = 1
+    expected = "g0, of 0 GB, lacks" if rank == 0 else r"g0\.1, of 0 GB, .*on member 1 of the gang"
+    with pytest.raises(UserError, match=f"^{expected}"):
+        call(bodies.load_with_room, tiny_flux, SHARED, rooms)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_stage_that_does_not_fit_is_named(gang, tiny_families, rank):
+    """It has more blocks than others, or a smaller card."""
+    call = gang("three")
+    rooms: list[int | None] = [None, None, None]
+    rooms[rank] = 1
+    stages = {"stages": 3, "stage_blocks": [1, 1, 2]}
+    with pytest.raises(
+        UserError, match=rf"^g0\.{rank}, of 0 GB, .* parallel.stage_blocks may give"
+    ):
+        call(bodies.load_with_room, tiny_families["flux"], stages, rooms)
 
 
 def test_what_was_counted_is_loaded_by_the_same_gang(gang, tiny_flux):
-    """As on each GPU: while the leader counts, it is in a gang of its own."""
+    """As on each GPU: while a member counts, it is in a gang of its own."""
     call = gang()
-    counted = call(bodies.load_with_room, tiny_flux, SHARED, 1 << 50)
-    assert counted == call(bodies.load_with_room, tiny_flux, {}, None)
+    counted = call(bodies.load_with_room, tiny_flux, SHARED, [1 << 50, 1 << 50])
+    assert counted == call(bodies.load_with_room, tiny_flux, {}, [None, None])

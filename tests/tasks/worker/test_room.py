@@ -7,6 +7,7 @@ import torch
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.gang.members import Gang
 from digen_core.planning.memory_count import memory_of
 from support.planning import counted_once
 from support.tiny_policies import TINY
@@ -75,3 +76,17 @@ def test_a_model_whose_settings_are_elsewhere_is_not_looked_at(config, monkeypat
     monkeypatch.setattr(room, "bytes_of", lambda device: 1)
     model = config.model.model_copy(update={"path": "somebody/model"})
     room.require_room(config.model_copy(update={"model": model}), "gpu-0", BOTH)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_member_of_a_gang_is_named_and_counted_for_itself(config, tiny_flux, rank, monkeypatch):
+    parallel = {"stages": 2, "stage_blocks": (1, 1)}
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
+    found = memory_of(config, Path(tiny_flux), 2, rank)
+    gang = Gang(rank=rank, size=2, stages=2, stage_blocks=(1, 1))
+    monkeypatch.setattr(room, "bytes_of", lambda device: found.rollout(1))
+    room.require_room(config, "room", {"rollout"}, gang)
+    monkeypatch.setattr(room, "bytes_of", lambda device: found.rollout(1) - 1)
+    name = "room" if rank == 0 else r"room\.1"
+    with pytest.raises(UserError, match=rf"^{name}, of 2 GB, lacks .* parallel.stage_blocks may"):
+        room.require_room(config, "room", {"rollout"}, gang)
