@@ -124,6 +124,8 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
         try:
             form_group(join, interface)
         except ConnectionError as error:
+            with suppress(OSError):  # the leader may be gone
+                leader.send(str(error))
             _exit(f"the gang is not whole: {error}")
         orders.done()
         _do(orders, leader, join, tell)

@@ -17,7 +17,7 @@ from digen_core.gang.parts import Held, pickled
 from tasks.gang.channel import Channel, packed
 from tasks.gang.meeting import UNIX, Place, call
 from tasks.gang.messages import Answer, Command, Done, GangBrokenError, Join, arguments_file
-from tasks.gang.process_group import abort_group, form_group, leave_group
+from tasks.gang.process_group import abort_group, form_unless, leave_group
 from tasks.gang.received import note_received
 
 P = ParamSpec("P")
@@ -154,7 +154,8 @@ class Leading:
                 self._meet()
             self._post(function, (arguments, parameters))
         except (OSError, EOFError, AuthenticationError) as error:
-            raise GangBrokenError(f"the gang is not whole: {error}") from error
+            not_whole = GangBrokenError(f"the gang is not whole: {error}")
+            raise self._failure(seconds=ANSWER_SECONDS) or not_whole from error
         try:
             if self._is_broken:  # since the last command, which over TCP nobody was told
                 raise GangBrokenError("a member is gone")
@@ -182,7 +183,9 @@ class Leading:
                 self._followers.append(follower)
                 self._answers.of(rank, follower)
                 follower.send(replace(self._join, rank=rank))
-            self._group = form_group(self._join, self._place.interface, listener)
+            self._group = form_unless(
+                lambda: self._is_broken, self._join, self._place.interface, listener
+            )
 
     def _post(self, function: Callable[..., object], what: object) -> None:
         """Tell the followers what to call."""

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import AF_INET, AF_INET6, getaddrinfo, socket
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final
 
 import psutil
@@ -21,7 +23,11 @@ from tasks.gang.messages import Join
 MEETING: Final = timedelta(minutes=2)
 """How long members wait for each other to come: all of them are there when the leader calls."""
 
+LOOK_SECONDS: Final = 0.2
+"""Between two looks at whether members that are waited for can still come."""
+
 _aborting = Lock()
+_given_up: Thread | None = None  # which waits for members that do not come
 _interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
 
@@ -38,8 +44,13 @@ def form_group(
         listener: of the leader, for the store of members on several hosts.
 
     Raises:
-        ConnectionError: the others did not come, or NCCL cannot connect them.
+        ConnectionError: the others did not come, or NCCL cannot connect them, or those of an
+            earlier gang are still waited for.
     """
+    if _given_up is not None and _given_up.is_alive():
+        raise ConnectionError(
+            "this process still waits for members of an earlier gang: it has to be started again"
+        )
     if join.store is None:
         interface = interface_of("127.0.0.1")
     has_gpu = torch.cuda.is_available()
@@ -60,6 +71,49 @@ def form_group(
         raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
     return dist.group.WORLD
+
+
+def form_unless(
+    is_broken: Callable[[], bool], join: Join, interface: str, listener: socket | None
+) -> dist.ProcessGroup | None:
+    """Make the default group of this process as `form_group` does, or give up.
+
+    Nothing gets a thread out of it that waits for a member that is gone. So another one does it,
+    which is left behind, and this process forms no group any more until that one has given up, too.
+
+    Args:
+        is_broken: says whether a member is known to be gone.
+        join: how this member does.
+        interface: as for `form_group`.
+        listener: likewise.
+
+    Raises:
+        ConnectionError: a member is gone, or what `form_group` raises it for.
+    """
+    global _given_up
+    formed: Future[dist.ProcessGroup | None] = Future()
+
+    def form() -> None:
+        try:
+            group = form_group(join, interface, listener)
+        except BaseException as error:
+            if formed.set_running_or_notify_cancel():
+                formed.set_exception(error)
+            return
+        if formed.set_running_or_notify_cancel():
+            formed.set_result(group)
+        else:
+            abort_group(group)
+
+    thread = Thread(target=form, name="gang's group", daemon=True)
+    thread.start()
+    while True:
+        try:
+            return formed.result(LOOK_SECONDS)
+        except TimeoutError:
+            if is_broken() and formed.cancel():
+                _given_up = thread
+                raise ConnectionError("a member is gone") from None
 
 
 def _take_for_nccl(interface: str) -> None:

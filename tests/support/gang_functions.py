@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from support.pull_source import version_of
 from tasks import setup
+from tasks.gang import following
 from tasks.gang.together import together
 from tasks.receipts import Plain, collecting
 from tasks.worker.pulling import pull, serve_from
@@ -101,6 +103,21 @@ def failing_in_turn(kinds: Sequence[str], seconds: Sequence[float]) -> None:
             raise DamagedError(f"checkpoint {rank} is damaged")
         case "other":
             raise ValueError(f"what went wrong on {rank}")
+
+
+def die_where_the_group_is_formed() -> None:
+    """Let this follower end where it is to meet the others."""
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patch.object(following, "form_group", die).start()
+
+
+def fail_where_the_group_is_formed() -> None:
+    """Let this follower not be able to meet the others."""
+    error = ConnectionError("NCCL has no memory")
+    patch.object(following, "form_group", side_effect=error).start()
 
 
 @together

@@ -23,7 +23,7 @@ def test_who_does_not_understand_the_leader_ends(monkeypatch):
 
 
 def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
-    """Its leader may know only that it did not come."""
+    """Its leader would know only that it did not come."""
     said = SimpleQueue()
 
     def end(why):
@@ -41,6 +41,7 @@ def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
         leader.send(Join(rank=1, size=2, folder=tmp_path, near=(0, 1), store=None))
         with pytest.raises(SystemExit):
             following._follow(follower, "lo", said.put)
+        assert leader.receive() == "NCCL uses lo"
         assert said.get(timeout=10) == "the gang is not whole: NCCL uses lo"
     assert said.get(timeout=10).startswith("the leader of the gang is gone")  # its thread has ended
 

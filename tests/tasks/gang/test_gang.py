@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from support.pull_source import version_of
 from support.waiting import comes_to
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.cluster import devices_of, run_cluster
-from tasks.cluster.presence import present_workers, processor
+from tasks.cluster.presence import dismiss, present_workers, processor
 from tasks.gang import together as follows
 from tasks.gang.forming import form_gang, told_by
 from tasks.gang.messages import GangBrokenError
@@ -42,15 +43,14 @@ class Gangs:
         self.client = client
 
     def leader(self, name):
-        return next(w for w in present_workers(self.client).values() if w.name == name)
+        there = present_workers(self.client)
+        return next(worker for worker in there.values() if worker.name == name)
 
     def form(self, name):
         for _ in range(300):
-            if not (leader := self.leader(name)).lacks:
-                try:
+            with suppress(StopIteration, WorkerLostError):  # one that ended is not missed yet
+                if not (leader := self.leader(name)).lacks:
                     return form_gang(self.client, leader.address, list(leader.followers.values()))
-                except WorkerLostError:  # one that ended is not missed yet
-                    pass
             time.sleep(0.1)
         raise AssertionError(f"{name} is never whole")
 
@@ -229,6 +229,29 @@ def test_a_follower_that_is_killed_breaks_its_gang_only(gangs):
     assert time.monotonic() - started < 10
     assert gangs.call("g1", together.summed, 1.0) == 12.0
     gangs.form("g0")  # its nanny has started it again
+    assert gangs.call("g0", together.summed, 1.0) == 12.0
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (together.die_where_the_group_is_formed, "^member 1 is gone$"),
+        (together.fail_where_the_group_is_formed, "^member 1 failed: NCCL has no memory$"),
+    ],
+    ids=["dies", "fails"],
+)
+def test_who_is_gone_before_the_group_is_formed_is_told_at_once(gangs, what, told):
+    """The others would wait two minutes for it; their processes end, as a run has them do."""
+    leader = gangs.leader("g0")
+    gangs.client.run(what, workers=list(leader.followers.values()))
+    started = time.monotonic()
+    with pytest.raises(GangBrokenError, match=told):
+        gangs.call("g0", together.summed, 1.0)
+    assert time.monotonic() - started < 30
+    with pytest.raises(GangBrokenError, match="broken before"):
+        gangs.call("g0", together.summed, 1.0)
+    dismiss(gangs.client, leader.address)
+    gangs.form("g0")
     assert gangs.call("g0", together.summed, 1.0) == 12.0
 
 

@@ -24,7 +24,7 @@ class Stuck:
     def __init__(self, monkeypatch) -> None:
         self.is_there, self.is_aborted = Event(), Event()
         self.raised: Exception | None = None
-        for name in ("form_group", "leave_group"):
+        for name in ("form_unless", "leave_group"):
             monkeypatch.setattr(leading, name, lambda *_: None)
         self.hidden = 0  # times that the group is not to be seen
         monkeypatch.setattr(leading, "abort_group", self._abort)

@@ -1,8 +1,10 @@
 """The process group of a gang: members that do not come are not waited for as long as for work."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from socket import AF_INET
+from threading import Event
 
 import psutil
 import pytest
@@ -13,7 +15,13 @@ from digen_core.gang.meshes import COLLECTIVE, mesh_of
 from support.gpu import DEVICES
 from tasks.gang import process_group
 from tasks.gang.messages import Join
-from tasks.gang.process_group import abort_group, form_group, interface_of, leave_group
+from tasks.gang.process_group import (
+    abort_group,
+    form_group,
+    form_unless,
+    interface_of,
+    leave_group,
+)
 
 
 def joined(folder, size: int) -> Join:
@@ -26,6 +34,52 @@ def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
     with pytest.raises(ConnectionError, match="its members do not reach each other"):
         form_group(joined(tmp_path, 2), "lo")
+    assert not dist.is_initialized()
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """What forming a group sets is as before, afterwards."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")
+
+
+def test_a_member_that_is_gone_is_not_waited_for(tmp_path, monkeypatch, quiet):
+    """Who waits for it is left behind, and until it has given up, too, no group is formed."""
+    monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=8))
+    gone = Event()
+    with ThreadPoolExecutor() as pool:
+        forming = pool.submit(form_unless, gone.is_set, joined(tmp_path, 2), "lo", None)
+        with pytest.raises(TimeoutError):
+            forming.result(0.5)
+        gone.set()
+        with pytest.raises(ConnectionError, match="a member is gone"):
+            forming.result(5)
+    again = tmp_path / "again"
+    again.mkdir()
+    with pytest.raises(ConnectionError, match="it has to be started again"):
+        form_group(joined(again, 1), "lo")
+    process_group._given_up.join(60)
+    assert not dist.is_initialized()
+    group = form_unless(lambda: True, joined(again, 1), "lo", None)
+    assert group is dist.group.WORLD
+    leave_group(joined(again, 1))
+
+
+def test_a_group_that_is_formed_after_it_was_given_up_is_left(tmp_path, monkeypatch, quiet):
+    given_up = Event()
+
+    def late(*arguments):
+        assert given_up.wait(60)
+        return form_group(*arguments)
+
+    monkeypatch.setattr(process_group, "form_group", late)
+    with pytest.raises(ConnectionError, match="a member is gone"):
+        form_unless(lambda: True, joined(tmp_path, 1), "lo", None)
+    thread = process_group._given_up
+    monkeypatch.setattr(process_group, "_given_up", None)
+    given_up.set()
+    thread.join(60)
     assert not dist.is_initialized()
 
 
