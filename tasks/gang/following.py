@@ -118,12 +118,17 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
         interface: of the network in which this process is reached.
         tell: tells the run what a user has to change.
     """
-    join: Join = leader.receive()
+    try:
+        join: Join = leader.receive()
+    except (OSError, EOFError):
+        raise
+    except Exception as error:  # by another version of digen on the leader's host
+        _exit(f"what the leader of the gang says cannot be read: {error}")
     orders = _Orders(leader)
     try:
         try:
             form_group(join, interface)
-        except ConnectionError as error:
+        except Exception as error:
             with suppress(OSError):  # the leader may be gone
                 leader.send(str(error))
             _exit(f"the gang is not whole: {error}")

@@ -507,6 +507,39 @@ def test_a_spare_takes_the_place_of_a_lost_member(live, monkeypatch, hosts, sing
     assert device_of["train" if kind is p.PackTrained else "denoise"] == "room"
 
 
+@pytest.mark.nightly
+def test_a_spare_unlike_its_gang_is_left_out_and_another_one_has_its_place(live, monkeypatch):
+    """It sees a GPU, and the others none. It would end the run, or keep the gang out of it."""
+    from tasks.cluster.presence import present_workers
+
+    monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 1.0)
+    spares = [["--name", name, "--resources", "spare:room=1"] for name in ("b8", "b9")]
+    asked = room_of("127.0.0.1", "127.0.0.1")
+    with started_workers(*asked, *spares) as (address, processes):
+        story = Story(event_of(p.FragmentGenerated, 1), end_for_good(processes[1]))
+        cluster = {"cluster__scheduler_address": address, "cluster__trainer_workers": 1}
+        with Client(address, set_as_default=False) as client:
+            (odd,) = (own.address for own in present_workers(client).values() if own.name == "b8")
+            client.run(see_a_gpu, workers=[odd])
+        live(story, **GANGS | cluster, schedule__layout="disaggregated", parallel__stages=2)
+        with Client(address, set_as_default=False) as client:
+            there = {own.name: own for own in present_workers(client).values()}
+    assert (there["b8"].place, there["b9"].place) == ("", "room.1")
+    assert story.said(
+        "the spare b8 is left out of the gang room until", "sees no GPU, but member 1"
+    )
+    assert story.said("the spare b9", "has the place of room.1 in the gang room")
+    assert story.said("worker room has joined")
+    assert not story.said("could not join")
+
+
+def see_a_gpu():
+    """Have this worker say that it computes on a GPU."""
+    from tasks.gang import forming
+
+    forming.card = lambda: "GPU-8"
+
+
 def in_update(number: int, kind: type, iteration: int) -> Callable[[object], bool]:
     """Tell a pack of one of an iteration's updates."""
     is_event = event_of(kind, iteration)

@@ -22,7 +22,36 @@ def test_who_does_not_understand_the_leader_ends(monkeypatch):
         assert "cannot be read: " in said.get(timeout=10)
 
 
-def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
+def test_who_does_not_understand_how_to_join_ends(monkeypatch):
+    """It would be a worker that follows nobody, of a gang that never comes about."""
+    said = SimpleQueue()
+
+    def end(why):
+        said.put(why)
+        raise SystemExit
+
+    monkeypatch.setattr(following, "_exit", end)
+    leader, follower = map(Channel, socket.socketpair())
+    with leader, follower:
+        leader.send_bytes(b"ctasks.gang.messages\nLaterJoin\n.")
+        with pytest.raises(SystemExit):
+            following._follow(follower, "lo", said.put)
+        assert said.get(timeout=10).startswith("what the leader of the gang says cannot be read: ")
+
+
+def test_whose_leader_is_gone_before_it_said_anything_waits_for_another_one(monkeypatch):
+    monkeypatch.setattr(following, "_exit", pytest.fail)
+    leader, follower = map(Channel, socket.socketpair())
+    with follower:
+        leader.close()
+        with pytest.raises(EOFError):
+            following._follow(follower, "lo", pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("NCCL uses lo"), ValueError("NCCL uses lo")], ids=["far", "other"]
+)
+def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path, error):
     """Its leader would know only that it did not come."""
     said = SimpleQueue()
 
@@ -32,7 +61,7 @@ def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path):
             raise SystemExit
 
     def fail(*_):
-        raise ConnectionError("NCCL uses lo")
+        raise error
 
     monkeypatch.setattr(following, "_exit", end)
     monkeypatch.setattr(following, "form_group", fail)
