@@ -56,7 +56,7 @@ def require_room(
 
     name = (device_name, *followers_of(device_name, gang.size))[gang.rank]
     try:
-        found = memory_of(config, folder, gang.size, gang.rank)
+        found = memory_of(_least_of(config), folder, gang.size, gang.rank)
     except (RuntimeError, NotImplementedError) as error:  # the run itself finds out
         logger.warning("what %s needs could not be counted: %s", name, error)
         return
@@ -64,3 +64,12 @@ def require_room(
         shortage = ShortageError(f"{name}, of {room / GB:.0f} GB,", found, roles)
         advice = f"{STAGES}; {ADVICE}" if gang.stages > 1 else ADVICE
         raise UserError(f"{shortage}; {advice}")
+
+
+def _least_of(config: RunConfig) -> RunConfig:
+    """Return a config whose fragments and packs have one item: more take minutes to count."""
+    few = {
+        "rollout": config.rollout.model_copy(update={"fragment_size": 1}),
+        "train": config.train.model_copy(update={"pack_size": 1}),
+    }
+    return config.model_copy(update=few)

@@ -55,6 +55,21 @@ def test_the_least_of_a_devices_work_has_to_fit(config, tiny_flux, roles, monkey
     assert len(loaded) == 1
 
 
+def test_no_more_is_counted_than_the_least(config, monkeypatch, loaded):
+    """Of a plan's packs, of 48 pairs in 16 portions, a stage of 22 blocks took two minutes."""
+    asked = []
+
+    def counted(own, *where):
+        asked.append((own.fragment_size, own.train.pack_size))
+        return memory_of(own, *where)
+
+    monkeypatch.setattr(room, "bytes_of", lambda device: 1 << 50)
+    monkeypatch.setattr(room, "memory_of", counted)
+    assert (config.fragment_size, config.train.pack_size) > (1, 1)
+    build_engine("run-1", config, "gpu-0", BOTH)
+    assert asked == [(1, 1)]
+
+
 def test_what_cannot_be_counted_is_no_reason_to_stop(config, monkeypatch, loaded, caplog):
     def uncountable(*arguments):
         raise NotImplementedError("no shape for this")
