@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from digen_core.control.protocol import followers_of
@@ -13,6 +13,7 @@ from digen_core.errors import UserError
 from tasks.cluster.gpus import visible_gpus
 from tasks.cluster.listening import asked_of_worker
 from tasks.cluster.spares import MEMBER, MEMBERS
+from tasks.cluster.tied import AGAIN
 
 END_SECONDS: Final = 20.0
 
@@ -64,6 +65,9 @@ def member_arguments(arguments: Sequence[str], rank: int, size: int) -> list[str
 def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
     """Run members of a gang while the body, another one, runs; each has a GPU of its own.
 
+    One whose nanny is killed, too, as where memory is short, is started anew. What does not end
+    with the body in time, as a process is frozen, is killed a little later by what it is tied to.
+
     Args:
         members: arguments of ``tasks.worker.process`` for each.
 
@@ -77,7 +81,7 @@ def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tasks.cluster.tied", *command],
+                    [sys.executable, "-m", "tasks.cluster.tied", AGAIN, *command],
                     stdin=subprocess.PIPE,
                     env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
                 )
@@ -88,7 +92,8 @@ def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(END_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
 
 
 def gpus_of(environment: Mapping[str, str], size: int) -> list[str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from time import monotonic, sleep
 
+import psutil
 import pytest
 import torch
 from distributed import Client
@@ -14,6 +15,7 @@ from digen_core.errors import UserError
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.listening import asked_of_worker
 from tasks.cluster.presence import present_workers
+from tasks.worker import followers
 from tasks.worker.followers import gpus_of, member_arguments, ranks_of
 from tasks.worker.process import _reason, main
 
@@ -113,6 +115,55 @@ def test_a_gang_comes_and_goes_with_its_command(dask_scheduler_address, number):
             process.send_signal(number)
             process.wait(30)
         await_that(lambda: not names())
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_member_whose_nanny_is_killed_is_started_anew(dask_scheduler_address):
+    """Else its gang would lack it until somebody starts it again."""
+    command = [sys.executable, "-m", "tasks.worker.process", dask_scheduler_address]
+    command += ["--name", "g", "--resources", "trainer=1", "--members", "2"]
+    with Client(dask_scheduler_address) as client, subprocess.Popen(command) as process:
+
+        def seen() -> dict[str, str]:
+            found = [own for own in present_workers(client).values() if own.name == "g"]
+            return dict(found[0].followers) if found else {}
+
+        try:
+            await_that(lambda: seen().keys() == {"g.1"})
+            before = seen()
+            beside = psutil.Process(process.pid).children(recursive=True)
+            words = {own: own.cmdline() for own in beside}
+            (nanny,) = (own for own in beside if words[own][1:3] == NANNY and "g.1" in words[own])
+            nanny.kill()
+            await_that(lambda: seen().keys() == {"g.1"} and seen() != before)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+NANNY = ["-m", "tasks.worker.process"]
+
+
+def test_what_does_not_end_in_time_is_left_to_what_it_is_tied_to(monkeypatch):
+    waited = []
+
+    class Frozen:
+        def __init__(self, command, **_):
+            self.name = command[-1]
+
+        def terminate(self):
+            waited.append(f"ends {self.name}")
+
+        def wait(self, seconds):
+            waited.append(f"awaited {self.name}")
+            raise subprocess.TimeoutExpired(self.name, seconds)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(subprocess, "Popen", Frozen)
+    with followers.beside([["g.1"], ["g.2"]]):
+        pass
+    assert waited == ["ends g.1", "ends g.2", "awaited g.1", "awaited g.2"]
 
 
 def await_that(condition, seconds=120):
