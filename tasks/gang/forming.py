@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from distributed import Client, Scheduler
@@ -66,11 +66,20 @@ def form_gang(
     if unknown and (silent := silent_among(client, unknown, silence)):
         raise WorkerLostError(f"the worker at {min(silent)} is silent")
     key = secrets.token_bytes(32)
+    called = [_ask(client, follower, await_leader, leader, key) for follower in followers]
+    _ask(client, leader, lead, called, key)
+
+
+def _ask(client: Client, address: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Have a worker become a member.
+
+    Raises:
+        WorkerLostError: it is gone, does not answer, or cannot.
+    """
     try:
-        called = [on_worker(client, follower, await_leader, leader, key) for follower in followers]
-        on_worker(client, leader, lead, called, key)
-    except OSError as error:  # the scheduler has not missed it yet
-        raise WorkerLostError(f"a worker of the gang is gone: {error}") from error
+        return on_worker(client, address, function, *arguments)
+    except OSError as error:  # it is about to end, its disk is full, or it has no such address
+        raise WorkerLostError(f"the worker at {address} cannot take part: {error}") from error
 
 
 def _cards(client: Client, members: Sequence[str], silence: float) -> dict[str, str]:
