@@ -51,7 +51,7 @@ class Following:
         """
         if _is_ending.is_set():
             raise ConnectionError("this worker is about to end, to be started again")
-        self._interface = place.interface
+        self._host = place.host
         self._awaited = Awaited(place, leader, key)
         self.address = self._awaited.address  # where the leader is to call
         self._before = before
@@ -67,7 +67,7 @@ class Following:
         with suppress(OSError, EOFError):
             if leader := self._awaited.meet():
                 with leader:
-                    _follow(leader, self._interface, self._tell)
+                    _follow(leader, self._host, self._tell)
 
     def stop(self) -> None:
         """Wait for no leader any more; one that is there ends this by itself."""
@@ -110,12 +110,12 @@ class _Orders:
         return self._commands.get()
 
 
-def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> None:
+def _follow(leader: Channel, host: str, tell: Callable[[str], None]) -> None:
     """Do what a leader says until it is gone.
 
     Args:
         leader: to which the channel is.
-        interface: of the network in which this process is reached.
+        host: by which this process is reached.
         tell: tells the run what a user has to change.
     """
     try:
@@ -127,7 +127,7 @@ def _follow(leader: Channel, interface: str, tell: Callable[[str], None]) -> Non
     orders = _Orders(leader)
     try:
         try:
-            form_group(join, interface)
+            form_group(join, host)
         except Exception as error:
             with suppress(OSError):  # the leader may be gone
                 leader.send(str(error))

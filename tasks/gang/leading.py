@@ -184,7 +184,7 @@ class Leading:
                 self._answers.of(rank, follower)
                 follower.send(replace(self._join, rank=rank))
             self._group = form_unless(
-                lambda: self._is_broken, self._join, self._place.interface, listener
+                lambda: self._is_broken, self._join, self._place.host, listener
             )
 
     def _post(self, function: Callable[..., object], what: object) -> None:

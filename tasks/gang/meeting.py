@@ -19,7 +19,6 @@ from distributed.comm import get_address_host, get_address_host_port
 from distributed.security import Security
 
 from tasks.gang.channel import Channel, LateError, keep_alive, prove
-from tasks.gang.process_group import interface_of
 
 PROOF_SECONDS: Final = 10.0
 """How long somebody who calls may take for each step until it is known who that is."""
@@ -38,23 +37,17 @@ class Place:
     """Address at which it listens."""
     security: Security | None
     """The keys of the cluster; None: it has no TLS."""
-    interface: str
-    """Name of the network interface that has its host's address."""
     folder: Path
     """Of its worker: nobody else can enter, and Dask removes it, also of one that was killed."""
 
     @classmethod
     def of(cls, worker: Worker) -> Self:
-        """Return the place of a worker of this process.
-
-        Raises:
-            OSError: no network interface has its address.
-        """
+        """Return the place of a worker of this process."""
         address = worker.contact_address or worker.address
         host = get_address_host(address)
         security = worker.security if address.startswith("tls://") else None
         bound, folder = get_address_host(worker.listen_address), Path(worker.local_directory)
-        return cls(host, bound, security, interface_of(host), folder)
+        return cls(host, bound, security, folder)
 
     @property
     def scheme(self) -> str:

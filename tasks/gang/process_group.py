@@ -31,28 +31,25 @@ _given_up: Thread | None = None  # which waits for members that do not come
 _interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
 
-def form_group(
-    join: Join, interface: str, listener: socket | None = None
-) -> dist.ProcessGroup | None:
+def form_group(join: Join, host: str, listener: socket | None = None) -> dist.ProcessGroup | None:
     """Make the default group of this process the one of a gang's members, and return it.
 
     What members on several hosts compute with goes over their network as it is.
 
     Args:
         join: how this member does.
-        interface: of the network in which members on several hosts meet.
+        host: by which this one is reached, as members on several hosts meet in its network.
         listener: of the leader, for the store of members on several hosts.
 
     Raises:
-        ConnectionError: the others did not come, or NCCL cannot connect them, or those of an
-            earlier gang are still waited for.
+        OSError: the others did not come, or NCCL cannot connect them, or those of an earlier gang
+            are still waited for; or members on several hosts cannot meet at this address.
     """
     if _given_up is not None and _given_up.is_alive():
         raise ConnectionError(
             "this process still waits for members of an earlier gang: it has to be started again"
         )
-    if join.store is None:
-        interface = interface_of("127.0.0.1")
+    interface = interface_of("127.0.0.1" if join.store is None else host)
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         _take_for_nccl(interface)
@@ -74,7 +71,7 @@ def form_group(
 
 
 def form_unless(
-    is_broken: Callable[[], bool], join: Join, interface: str, listener: socket | None
+    is_broken: Callable[[], bool], join: Join, host: str, listener: socket | None
 ) -> dist.ProcessGroup | None:
     """Make the default group of this process as `form_group` does, or give up.
 
@@ -84,18 +81,18 @@ def form_unless(
     Args:
         is_broken: says whether a member is known to be gone.
         join: how this member does.
-        interface: as for `form_group`.
+        host: as for `form_group`.
         listener: likewise.
 
     Raises:
-        ConnectionError: a member is gone, or what `form_group` raises it for.
+        OSError: a member is gone, or what `form_group` raises it for.
     """
     global _given_up
     formed: Future[dist.ProcessGroup | None] = Future()
 
     def form() -> None:
         try:
-            group = form_group(join, interface, listener)
+            group = form_group(join, host, listener)
         except BaseException as error:
             if formed.set_running_or_notify_cancel():
                 formed.set_exception(error)

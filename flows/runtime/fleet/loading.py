@@ -47,7 +47,8 @@ def _form(run: RunContext, device: Device) -> None:
     address, silence = run.fleet.addresses[device.name], run.config.cluster.heartbeat_timeout
     leader = _with_fit_spares(run, address, silence)
     if leader is None or leader.lacks:
-        return run.watch.broken(address, "lacks members of its gang")
+        lacks = ", ".join(leader.lacks) if leader else "its leader"
+        return run.watch.broken(address, f"is a gang that lacks {lacks}")
     run.fleet.formed(device.name, leader.followers)
     for place, spare in leader.spares.items():
         notify(

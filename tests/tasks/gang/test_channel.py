@@ -23,7 +23,7 @@ def place(tmp_path):
     """Return a function: where a member is that listens on a host."""
 
     def found(host: str, security: Security | None = None, folder: Path = tmp_path) -> Place:
-        return Place(host, host, security, "lo", folder)
+        return Place(host, host, security, folder)
 
     return found
 

@@ -35,7 +35,7 @@ def test_who_does_not_understand_how_to_join_ends(monkeypatch):
     with leader, follower:
         leader.send_bytes(b"ctasks.gang.messages\nLaterJoin\n.")
         with pytest.raises(SystemExit):
-            following._follow(follower, "lo", said.put)
+            following._follow(follower, "127.0.0.1", said.put)
         assert said.get(timeout=10).startswith("what the leader of the gang says cannot be read: ")
 
 
@@ -45,7 +45,7 @@ def test_whose_leader_is_gone_before_it_said_anything_waits_for_another_one(monk
     with follower:
         leader.close()
         with pytest.raises(EOFError):
-            following._follow(follower, "lo", pytest.fail)
+            following._follow(follower, "127.0.0.1", pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_who_cannot_join_says_why_and_ends(monkeypatch, tmp_path, error):
     with leader, follower:
         leader.send(Join(rank=1, size=2, folder=tmp_path, near=(0, 1), store=None))
         with pytest.raises(SystemExit):
-            following._follow(follower, "lo", said.put)
+            following._follow(follower, "127.0.0.1", said.put)
         assert leader.receive() == "NCCL uses lo"
         assert said.get(timeout=10) == "the gang is not whole: NCCL uses lo"
     assert said.get(timeout=10).startswith("the leader of the gang is gone")  # its thread has ended

@@ -51,7 +51,7 @@ def stuck(monkeypatch):
 
 @pytest.fixture
 def place(tmp_path):
-    return Place("127.0.0.1", "127.0.0.1", None, "lo", tmp_path)
+    return Place("127.0.0.1", "127.0.0.1", None, tmp_path)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from socket import AF_INET
 from threading import Event
@@ -33,7 +34,7 @@ def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
     with pytest.raises(ConnectionError, match="its members do not reach each other"):
-        form_group(joined(tmp_path, 2), "lo")
+        form_group(joined(tmp_path, 2), "192.0.2.1")
     assert not dist.is_initialized()
 
 
@@ -49,7 +50,7 @@ def test_a_member_that_is_gone_is_not_waited_for(tmp_path, monkeypatch, quiet):
     monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=8))
     gone = Event()
     with ThreadPoolExecutor() as pool:
-        forming = pool.submit(form_unless, gone.is_set, joined(tmp_path, 2), "lo", None)
+        forming = pool.submit(form_unless, gone.is_set, joined(tmp_path, 2), "192.0.2.1", None)
         with pytest.raises(TimeoutError):
             forming.result(0.5)
         gone.set()
@@ -58,10 +59,10 @@ def test_a_member_that_is_gone_is_not_waited_for(tmp_path, monkeypatch, quiet):
     again = tmp_path / "again"
     again.mkdir()
     with pytest.raises(ConnectionError, match="it has to be started again"):
-        form_group(joined(again, 1), "lo")
+        form_group(joined(again, 1), "192.0.2.1")
     process_group._given_up.join(60)
     assert not dist.is_initialized()
-    group = form_unless(lambda: True, joined(again, 1), "lo", None)
+    group = form_unless(lambda: True, joined(again, 1), "192.0.2.1", None)
     assert group is dist.group.WORLD
     leave_group(joined(again, 1))
 
@@ -75,7 +76,7 @@ def test_a_group_that_is_formed_after_it_was_given_up_is_left(tmp_path, monkeypa
 
     monkeypatch.setattr(process_group, "form_group", late)
     with pytest.raises(ConnectionError, match="a member is gone"):
-        form_unless(lambda: True, joined(tmp_path, 1), "lo", None)
+        form_unless(lambda: True, joined(tmp_path, 1), "192.0.2.1", None)
     thread = process_group._given_up
     monkeypatch.setattr(process_group, "_given_up", None)
     given_up.set()
@@ -91,7 +92,7 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        form_group(joined(folder, 1), "lo")
+        form_group(joined(folder, 1), "192.0.2.1")
         mesh = mesh_of(torch.device(device), share=1, stage=1)
         for group in (dist.group.WORLD, mesh.get_group("stage")):
             options = group._get_backend(torch.device(device)).options
@@ -109,12 +110,12 @@ def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, monkeypatc
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
         folder.mkdir()
-    first = form_group(joined(folders[0], 1), "lo")
+    first = form_group(joined(folders[0], 1), "192.0.2.1")
     assert not abort_group(None)
     assert dist.is_initialized()
     assert abort_group(first)
     assert not dist.is_initialized()
-    form_group(joined(folders[1], 1), "lo")
+    form_group(joined(folders[1], 1), "192.0.2.1")
     assert not abort_group(first)
     assert dist.is_initialized()
     leave_group(joined(folders[1], 1))
@@ -129,6 +130,16 @@ def test_the_interface_is_that_of_the_address_at_which_a_worker_is():
                 assert interface_of(found.address) == name
     with pytest.raises(ConnectionError, match=r"no network interface has the address 192\.0\.2\.1"):
         interface_of("192.0.2.1")
+
+
+def test_an_address_that_no_interface_has_matters_between_hosts_only(tmp_path, quiet):
+    """As behind a NAT."""
+    here = joined(tmp_path, 1)
+    assert form_group(here, "192.0.2.1") is dist.group.WORLD
+    leave_group(here)
+    far = replace(here, store=("127.0.0.1", 1))
+    with pytest.raises(ConnectionError, match="no network interface has the address"):
+        form_group(far, "192.0.2.1")
 
 
 def test_nccl_reads_once_which_interface_it_is_to_use(monkeypatch):

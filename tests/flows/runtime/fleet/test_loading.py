@@ -71,7 +71,7 @@ def test_without_another_one_the_gang_lacks_a_member_and_the_run_goes_on(run, wo
     workers.come("b8", "spare:room")
     loading._form(run, ROOM)
     assert [event for event, _ in run.said] == ["spare-unfit"]
-    assert run.broken == {workers.seen["room"].address: "lacks members of its gang"}
+    assert run.broken == {workers.seen["room"].address: "is a gang that lacks room.1"}
     assert (run.formed, run.fleet.followers) == ([], {})
     assert workers.seen["room"].lacks == ["room.1"]
 
