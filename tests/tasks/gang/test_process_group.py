@@ -29,15 +29,6 @@ def joined(folder, size: int) -> Join:
     return Join(rank=0, size=size, folder=folder, near=tuple(range(size)), store=None)
 
 
-def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
-    with pytest.raises(ConnectionError, match="its members do not reach each other"):
-        form_group(joined(tmp_path, 2), "192.0.2.1")
-    assert not dist.is_initialized()
-
-
 @pytest.fixture
 def quiet(monkeypatch):
     """What forming a group sets is as before, afterwards."""
@@ -45,26 +36,37 @@ def quiet(monkeypatch):
         monkeypatch.setenv(name, "")
 
 
+def test_a_member_that_never_comes_is_said(tmp_path, monkeypatch, quiet):
+    monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
+    with pytest.raises(ConnectionError, match="its members do not reach each other"):
+        form_group(joined(tmp_path, 2), "192.0.2.1")
+    assert not dist.is_initialized()
+
+
 def test_a_member_that_is_gone_is_not_waited_for(tmp_path, monkeypatch, quiet):
     """Who waits for it is left behind, and until it has given up, too, no group is formed."""
-    monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=8))
-    gone = Event()
-    with ThreadPoolExecutor() as pool:
+    gone, late = Event(), Event()
+
+    def waiting(*_):
+        assert late.wait(60)
+        raise ConnectionError("its members do not reach each other: Wait timeout")
+
+    with ThreadPoolExecutor() as pool, monkeypatch.context() as patch:
+        patch.setattr(process_group, "form_group", waiting)
         forming = pool.submit(form_unless, gone.is_set, joined(tmp_path, 2), "192.0.2.1", None)
         with pytest.raises(TimeoutError):
             forming.result(0.5)
         gone.set()
         with pytest.raises(ConnectionError, match="a member is gone"):
-            forming.result(5)
-    again = tmp_path / "again"
-    again.mkdir()
+            forming.result(30)
     with pytest.raises(ConnectionError, match="it has to be started again"):
-        form_group(joined(again, 1), "192.0.2.1")
+        form_group(joined(tmp_path, 1), "192.0.2.1")
+    late.set()
     process_group._given_up.join(60)
     assert not dist.is_initialized()
-    group = form_unless(lambda: True, joined(again, 1), "192.0.2.1", None)
+    group = form_unless(lambda: True, joined(tmp_path, 1), "192.0.2.1", None)
     assert group is dist.group.WORLD
-    leave_group(joined(again, 1))
+    leave_group(joined(tmp_path, 1))
 
 
 def test_a_group_that_is_formed_after_it_was_given_up_is_left(tmp_path, monkeypatch, quiet):
@@ -85,10 +87,8 @@ def test_a_group_that_is_formed_after_it_was_given_up_is_left(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
+def test_one_that_is_alone_waits_for_nobody(tmp_path, quiet, device):
     """On a GPU its group is one of NCCL, too; it is formed again after it was aborted."""
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(name, "")
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -104,9 +104,7 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, monkeypatch, device):
         assert not folder.exists()
 
 
-def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, monkeypatch):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
-        monkeypatch.setenv(name, "")
+def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, quiet):
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
         folder.mkdir()
