@@ -84,7 +84,7 @@ class SampleRow:
     group: int
     sample: int
     prompt: str
-    seed: int  # of the run; the sample's noise is named by (seed, iteration, group, sample)
+    seed: int  # of the run; with iteration, group and sample it names the noise
     policy_version: int
     worker: str
     reward: float  # weighted sum
@@ -99,6 +99,8 @@ class SampleRow:
     image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept
     source_images: list[str] | None = None  # those of what it is an edit of, likewise
     nonfinite: str | None = None  # what of it is NaN or infinite: then 0 stands in its place
+    candidate: int | None = None  # of its prompt, whose noise it has; None: it has its own
+    screened_reward: float | None = None  # of that candidate
 
 
 SHOWN_SAMPLES: Final = 4

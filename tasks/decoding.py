@@ -60,8 +60,10 @@ def decode_and_score(
         own = that_see(config.rewards_of(None), "samples")
         asked = Asked.of([prompt] * fragment.num_samples, size, policy.device)
         scored = scores_of(engine.rewards, own, samples, asked, (fragment, run_dir))
-        shown = [] if images is None or not _is_shown(fragment) else _pictures(images)
-        if images is not None and config.tracking.keep_images != "none":
+        is_shown = _is_shown(fragment, config.rollout.first_group)
+        shown = [] if images is None or not is_shown else _pictures(images)
+        is_kept = config.tracking.keep_images != "none"
+        if images is not None and is_kept and not config.rollout.screens(fragment.group):
             _keep_images(engine, fragment, images, run_dir)
     judged = nonfinite if "images" in forms else {}
     facts = replace(scored, pictures=shown, nonfinite=judged)
@@ -79,7 +81,8 @@ def _decoded(
     fragment, x = segment.fragment, segment.x
     place = fragment.iteration, fragment.group
     if not engine.config.is_decoded:
-        x = x[: SHOWN_SAMPLES if _is_shown(fragment) else 0]
+        is_shown = _is_shown(fragment, engine.config.rollout.first_group)
+        x = x[: SHOWN_SAMPLES if is_shown else 0]
     if not len(x):
         return None, {}
     policy = engine.policy_of(*place)
@@ -101,8 +104,8 @@ def _decoded(
     return with_zeros(images, bad), nonfinite
 
 
-def _is_shown(fragment: Fragment) -> bool:
-    return fragment.group < SHOWN_GROUPS and fragment.index == 0
+def _is_shown(fragment: Fragment, first_group: int) -> bool:
+    return 0 <= fragment.group - first_group < SHOWN_GROUPS and fragment.index == 0
 
 
 def _pictures(images: Tensor) -> list[bytes]:

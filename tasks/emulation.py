@@ -26,6 +26,7 @@ import numpy as np
 
 from digen_core.control.protocol import Fragment, Pack, Role
 from digen_core.data.prompts import Prompt, SizedPrompt
+from digen_core.rollout.origin import Origin
 from digen_core.sim.emulated_config import EmulatedConfig
 from tasks.body import Body, body
 from tasks.emulated.links import EmulatedValue
@@ -102,6 +103,7 @@ def denoise_steps(
     key: str,
     previous: EmulatedValue | None,
     run_dir: Path,
+    origin: Origin | None = None,
 ) -> tuple[EmulatedValue, Denoised]:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with working(run_id) as work:

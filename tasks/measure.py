@@ -263,8 +263,8 @@ class _Work:
     @torch.no_grad()
     def step(self, num_samples: int) -> None:
         """One velocity of a fragment."""
-        own = self._gang.computed(num_samples)
-        with self._waited_for("denoise", num_samples), self._policy.sampling():
+        own, precision = self._gang.computed(num_samples), self._config.rollout.precision
+        with self._waited_for("denoise", num_samples), self._policy.sampling(precision):
             x = self._latents(num_samples)[own]
             sigma = torch.full((len(x),), 0.5, device=self._policy.device)
             condition = self._policy.without_padding(self._rows(len(x)))

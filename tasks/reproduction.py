@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from digen_core.reference.replay import checkpoint_of, prompts_of_run
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rollout.nonfinite import nonfinite_rows, watched
+from digen_core.rollout.origin import Origin
 from digen_core.rollout.sampler import nonfinite_text
 from digen_core.training.pairs import from_kept
 from digen_core.transport.arrays import from_stored, to_tensor, to_tensors
@@ -104,6 +105,7 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
         RUN,
         kept.version,
         fragment,
+        _origin_of(about["origin"]),
         range(about["step"], about["end_step"]),
         tuple(about["noisy_steps"]),
         conditions[key],
@@ -112,6 +114,10 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
         arrays.get("clean"),
     )
     return _text(kept, {sample: what for part in parts for sample, what in part.nonfinite.items()})
+
+
+def _origin_of(about: Mapping[str, Any] | None) -> Origin | None:
+    return None if about is None else Origin(tuple(about["group"]), about["samples"])
 
 
 def _prompt_of(run_dir: Path, config: RunConfig, key: str, size: Size) -> SizedPrompt:

@@ -1,6 +1,6 @@
 """Rollout tasks: encode a prompt, denoise some steps of a fragment."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import time
 
@@ -10,6 +10,7 @@ from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import SizedPrompt
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.finished import is_asked, with_answers
+from digen_core.rollout.origin import Origin
 from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.sampler import (
     DenoisedStep,
@@ -67,10 +68,12 @@ def denoise_steps(
     key: str,
     previous: Segment | None,
     run_dir: Path,
+    origin: Origin | None = None,
 ) -> tuple[Segment, Denoised]:
     """Run denoising steps of a fragment with one policy version, after ``previous``'s.
 
-    What training needs of them is kept in the run's folder, if the config asks for it.
+    What training needs of them is kept in the run's folder, if the config asks for it. Candidates
+    are generated as the config's screening says.
 
     Raises:
         FloatingPointError: a sample became NaN or infinite, and that ends the run.
@@ -85,6 +88,7 @@ def denoise_steps(
             run_id,
             version,
             fragment,
+            origin,
             steps,
             noisy_steps,
             conditions[key],
@@ -104,7 +108,8 @@ def denoise_steps(
             _predicted(parts, is_last=steps.stop == len(sigmas) - 1),
         )
         seconds = (time() - started) / len(steps)
-        if engine.config.tracking.keep_trajectories:
+        is_candidate = engine.config.rollout.screens(fragment.group)
+        if engine.config.tracking.keep_trajectories and not is_candidate:
             place = fragment.iteration, fragment.group
             kept_steps = steps_to_keep(engine.config, *place, fragment.num_steps)
             write_segment(run_dir, segment, kept_steps)
@@ -116,8 +121,9 @@ def denoise_steps(
         step = min(part.nonfinite_step for part in parts if part.nonfinite_step is not None)
         # A step of second order goes on from the one before: then the task is done again as it was.
         first = step if parts[0].clean is None else steps.start
-        about = {"step": first, "end_step": step + 1, "noisy_steps": list(noisy_steps)}
-        about["condition"] = key
+        about: dict[str, object] = {"step": first, "end_step": step + 1}
+        about["noisy_steps"] = list(noisy_steps)
+        about |= {"condition": key, "origin": None if origin is None else asdict(origin)}
         arrays = {"x": segment.before(first), "sigmas": sigmas}
         if previous is not None and previous.clean is not None:
             arrays["clean"] = previous.clean
@@ -132,9 +138,11 @@ def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> n
     """Return the noise levels [T + 1] of a trajectory: who begins it takes them, once."""
     if previous is not None:
         return previous.sigmas
-    policy = engine.policy_of(fragment.iteration, fragment.group)
-    found = schedule_of(policy, engine.config, fragment.iteration, fragment.num_steps)
-    return to_array(found)
+    policy, config = engine.policy_of(fragment.iteration, fragment.group), engine.config
+    screening = config.rollout.screening
+    if screening is not None and screening.num_steps and config.rollout.screens(fragment.group):
+        return to_array(policy.sigmas(screening.num_steps))
+    return to_array(schedule_of(policy, config, fragment.iteration, fragment.num_steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,7 @@ def denoise_part(
     run_id: str,
     version: int,
     fragment: Fragment,
+    origin: Origin | None,
     steps: range,
     noisy_steps: tuple[int, ...],
     condition: Arrays,
@@ -169,6 +178,7 @@ def denoise_part(
         run_id: of the run.
         version: that generates.
         fragment: of whose samples.
+        origin: whose noise its samples have; None: their own.
         steps: to run.
         noisy_steps: steps with noise.
         condition: embeddings of the prompt, one row.
@@ -184,15 +194,19 @@ def denoise_part(
     config, group = engine.config, (fragment.iteration, fragment.group)
     policy = engine.policy_of(*group)
     rows, levels = to_tensors(condition, policy.device), to_tensor(sigmas, policy.device)
+    is_candidate = config.rollout.screens(fragment.group)
+    rollout = config.rollout.of_candidates if is_candidate else config.rollout
+    asks_nothing = is_candidate or config.trains_clean
     num_samples, gang = fragment.num_samples, engine.gang
     own = gang.computed(num_samples)
 
     def part_of(part: slice) -> list[DenoisedStep]:
         part = slice(own.start + part.start, own.start + part.stop)
         samples = fragment.samples[part]
+        noise = Origin(group, samples) if origin is None else origin.part(part)
         if before is None:
             x = initial_latent(
-                policy, seed=config.seed, group=group, samples=samples, config=config.rollout
+                policy, seed=config.seed, group=noise.group, samples=noise.samples, config=rollout
             )
         else:
             x = to_tensor(before[part], policy.device)
@@ -205,18 +219,19 @@ def denoise_part(
                     levels,
                     steps=steps,
                     noisy_steps=noisy_steps,
-                    config=config.rollout,
+                    config=rollout,
                     seed=config.seed,
                     group=group,
                     samples=samples,
+                    origin=noise,
                     clean=None if clean is None else to_tensor(clean[part], policy.device),
                     reference=None
-                    if config.trains_clean
+                    if asks_nothing
                     else ReferenceUse.of(config, group, samples, len(sigmas) - 1),
                     zeroed=True,
                 )
             )
-        if is_asked(config) and steps.stop == len(sigmas) - 1:
+        if is_asked(config) and not is_candidate and steps.stop == len(sigmas) - 1:
             done[-1] = with_answers(
                 done[-1], policy, rows, levels, config=config, group=group, samples=samples
             )

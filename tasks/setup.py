@@ -43,8 +43,8 @@ def require_rollouts(config: RunConfig) -> None:
         ConfigError: it does not have their precision, or no CUDA graphs.
     """
     device = resolve_device(config.model.device)
-    if config.rollout.precision == "float8":
-        require_float8(device)
+    if config.rollout.uses_float8:
+        require_float8(device, config.rollout.key_of_float8)
     if config.rollout.cuda_graphs:
         require_graphs(device)
 

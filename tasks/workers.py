@@ -19,6 +19,7 @@ from digen_core.preflight.reward_probe import probed_by_workers
 from digen_core.sim.emulated_config import EmulatedConfig
 from digen_core.sim.report import OCCUPYING
 from digen_core.training.advantages import Advantages, Columns, advantages_of
+from digen_core.training.screening import chosen_candidates
 from tasks.body import Body
 from tasks.cluster.emulated import DEVICE, REWARD_SERVERS
 from tasks.emulation import EMULATED
@@ -85,6 +86,12 @@ class Workers(Protocol):
         """Return advantages; arguments as in digen_core/training/advantages.py."""
         ...
 
+    def candidates(
+        self, column: Mapping[str, np.ndarray], nonfinite: Collection[int]
+    ) -> tuple[int, ...] | None:
+        """Return those that are chosen; arguments as in digen_core/training/screening.py."""
+        ...
+
 
 class RealWorkers:
     """Workers that hold a model."""
@@ -132,6 +139,12 @@ class RealWorkers:
     ) -> Advantages:
         """Centre and scale rewards as the config's algorithm does."""
         return advantages_of(self._config, columns, prompts, history, step_values, nonfinite)
+
+    def candidates(
+        self, column: Mapping[str, np.ndarray], nonfinite: Collection[int]
+    ) -> tuple[int, ...] | None:
+        """Return the best and the worst of those that lack no number."""
+        return chosen_candidates(self._config, column, nonfinite)
 
 
 class EmulatedWorkers:
@@ -185,3 +198,9 @@ class EmulatedWorkers:
     ) -> Advantages:
         """Return zeros, but train every group: rewards mean nothing here."""
         return Advantages({g: np.zeros(len(column["reward"])) for g, column in columns.items()})
+
+    def candidates(
+        self, column: Mapping[str, np.ndarray], nonfinite: Collection[int]
+    ) -> tuple[int, ...] | None:
+        """Return the first ones: rewards mean nothing here."""
+        return tuple(range(self.workload.group_size))

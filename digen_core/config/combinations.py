@@ -64,6 +64,8 @@ def check_named_levels(model: ModelConfig, rollout: RolloutConfig, evaluation_st
     """Refuse other numbers of steps than a model's noise levels are named for."""
     count = len(model.sigmas)
     steps = {"rollout.num_steps": rollout.num_steps, "evaluation.num_steps": evaluation_steps}
+    if rollout.screening is not None and rollout.screening.num_steps is not None:
+        steps["rollout.screening.num_steps"] = rollout.screening.num_steps
     for name, number in steps.items():
         if count and number != count:
             raise ValueError(
@@ -165,6 +167,11 @@ def check_guidance(algorithm: Algorithm, model: ModelConfig, *, keeps_reference:
 
 def check_precision(rollout: RolloutConfig, algorithm: Algorithm, prompts: PromptsConfig) -> None:
     """Refuse rollouts of another precision that nothing accounts for, or that there are none of."""
+    if rollout.screening is not None and prompts.sample_columns:
+        raise ValueError(
+            "rollout.screening chooses which samples are generated, but samples come from files "
+            "(prompts.sample_columns), so that none is; leave it out."
+        )
     if rollout.precision == "model":
         return
     if prompts.sample_columns:

@@ -61,6 +61,23 @@ def check_levels(levels: Sequence[float], shift: float | None) -> None:
         )
 
 
+class ScreeningConfig(Strict):
+    """Which samples are worth generating: candidates that cost less are scored before them."""
+
+    candidates: Annotated[int, _SAMPLES] = Field(ge=3)
+    """Candidates of each prompt, more than group_size. The samples of its group are generated from
+    the noise of those with the highest and the lowest rewards."""
+
+    num_steps: Annotated[int, _STEPS] | None = Field(None, ge=1)
+    """Denoising steps of a candidate, all without noise; null: those of a sample, and with its
+    noise, so that a candidate is the sample that it stands for, but for its precision."""
+
+    precision: Precision = "model"
+    """What the linear layers of the transformer's blocks compute in while candidates are generated,
+    as rollout.precision says of samples. It takes no algorithm.correction: no candidate is
+    trained."""
+
+
 class RolloutConfig(Strict):
     """How trajectories are sampled."""
 
@@ -118,6 +135,10 @@ class RolloutConfig(Strict):
     """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn
     for the iteration; one that is equal again after that is skipped."""
 
+    screening: ScreeningConfig | None = None
+    """Candidates of which the samples of each group are chosen, as Sol-RL (arXiv:2604.06916) does;
+    null: there are none. See docs/algorithms.md."""
+
     steps_per_task: Annotated[int, Field(ge=1), _STEPS] | Literal["auto"] = 1
     """Denoising steps in one task; auto groups them so that orchestration stays below 3%."""
 
@@ -137,12 +158,76 @@ class RolloutConfig(Strict):
                 f"and rollout.initial_noise {self.initial_noise!r}; use a divisor of the group's "
                 "size, and initial_noise 'sample', which then means each trajectory that branches."
             )
+        self._check_screening()
         if self.transition == "cps" and self.noise_level > 1:
             raise ValueError(
                 f"rollout.noise_level is {self.noise_level}, but cps takes a share of the noise in "
                 "(0, 1]."
             )
         return self
+
+    def _check_screening(self) -> None:
+        """Refuse candidates among which there is nothing to choose, or that cost more."""
+        screening = self.screening
+        if screening is None:
+            return
+        if screening.candidates <= self.group_size:
+            raise ValueError(
+                f"rollout.screening.candidates is {screening.candidates}, of which "
+                f"rollout.group_size ({self.group_size}) are chosen; use more, or leave screening "
+                "out."
+            )
+        if screening.num_steps is not None and screening.num_steps > self.num_steps:
+            raise ValueError(
+                f"rollout.screening.num_steps is {screening.num_steps}, above rollout.num_steps "
+                f"({self.num_steps}); use fewer, or leave it out for as many."
+            )
+        if self.initial_noise != "sample" or self.branches > 1:
+            raise ValueError(
+                f"rollout.screening chooses among noises to start from, but with initial_noise "
+                f"{self.initial_noise!r} and branches {self.branches} samples of a group share "
+                "one; use 'sample' and 1, or leave screening out."
+            )
+        if self.precision == "float8" != screening.precision:
+            raise ValueError(
+                "rollout.precision is 'float8', but rollout.screening.precision is 'model', so "
+                "that candidates would cost more than samples; use 'float8' for both, or for "
+                "screening alone."
+            )
+
+    @property
+    def num_drawn(self) -> int:
+        """Groups of an iteration: those that may take the place of others, and of candidates."""
+        rounds = (1 + self.refill) * (1 + (self.screening is not None))
+        return self.prompts_per_iteration * rounds
+
+    def screens(self, group: int) -> bool:
+        """Say whether a group of an iteration is one of candidates."""
+        return self.screening is not None and group // self.prompts_per_iteration % 2 == 0
+
+    @property
+    def first_group(self) -> int:
+        """The first group of samples: those of candidates come before it."""
+        return 0 if self.screening is None else self.prompts_per_iteration
+
+    @property
+    def uses_float8(self) -> bool:
+        """Whether candidates or samples are generated in float8."""
+        screens = self.screening is not None and self.screening.precision == "float8"
+        return self.precision == "float8" or screens
+
+    @property
+    def key_of_float8(self) -> str:
+        """The key that says so."""
+        return f"rollout.{'' if self.precision == 'float8' else 'screening.'}precision"
+
+    @property
+    def of_candidates(self) -> Self:
+        """How candidates are generated, where there are some."""
+        if self.screening is None:
+            return self
+        changes = {"precision": self.screening.precision, "screening": None}
+        return self.model_copy(update=changes)
 
 
 class EvaluationConfig(Strict):

@@ -73,11 +73,13 @@ class DeviceCosts(Strict):
 
     def generation(self, work: Workload) -> float:
         """Return W_g: the seconds to generate an iteration."""
-        full, rest = divmod(work.group_size, work.fragment_size)
-        group = full * self.fragment(work.fragment_size, work.mean_steps)
-        if rest:
-            group += self.fragment(rest, work.mean_steps)
-        return work.num_groups * group
+        seconds = 0.0
+        for group in work.kinds_of_groups:
+            steps = work.steps_of(group, work.mean_steps)
+            full, rest = divmod(work.size_of(group), work.fragment_size)
+            seconds += full * self.fragment(work.fragment_size, steps)
+            seconds += self.fragment(rest, steps) if rest else 0.0
+        return work.num_groups * seconds
 
     def training(self, work: Workload, num_trained_steps: float, pack_size: int) -> float:
         """Return W_t(b): the seconds to train an iteration in packs of b pairs."""

@@ -22,11 +22,11 @@ def fragments_of(
         iteration: of the group.
         group: that is cut.
         cost: of a sample.
-        num_steps: of its trajectories; None: as the workload says.
+        num_steps: of the trajectories of its samples; None: as the workload says.
         dear: above 1, fragments have so many times fewer samples, if they have several.
     """
-    size, whole = workload.fragment_size, workload.group_size
-    steps = workload.num_steps if num_steps is None else num_steps
+    size, whole = workload.fragment_size, workload.size_of(group)
+    steps = workload.steps_of(group, workload.num_steps if num_steps is None else num_steps)
     if dear > 1:
         num_fragments = ceil(whole / max(1, int(size / dear)))
         size = ceil(whole / num_fragments)

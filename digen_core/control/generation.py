@@ -63,6 +63,8 @@ class GenerationQueue:
     """
 
     order: tuple[int, ...]
+    #: Groups that others were put in the place of, by those.
+    succeeded: dict[int, int] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)  # of groups that have begun
     stale: set[int] = field(default_factory=set)  # groups that began on an older version
     #: The fragments that wait, and the first step of each that is not done.
@@ -74,8 +76,10 @@ class GenerationQueue:
     _heaps: dict[int | None, list[Item]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        #: The place of each group in the order, 0, 1, ...: dict's own order, too.
-        self._place = {group: place for place, group in enumerate(self.order)}
+        #: The place of each group in the order, 0, 1, ..., or that of the one that it succeeds.
+        self._place: dict[int, int] = {}
+        for place, group in enumerate(self.order):
+            self._place[group] = self._place.get(self.succeeded.get(group, group), place)
 
     def __len__(self) -> int:
         return len(self._next_step)
@@ -85,7 +89,7 @@ class GenerationQueue:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """All groups that were let in, in their order."""
+        """All groups that were let in, in the order in which they were."""
         return tuple(self._place)
 
     @property
@@ -101,6 +105,14 @@ class GenerationQueue:
     def admit(self, group: int) -> None:
         """Let a group in that comes after all others."""
         self._place[group] = len(self._place)
+
+    def succeed(self, old: int, new: int) -> None:
+        """Let a group in that goes on in the place, and on the version, of one that has begun."""
+        self.succeeded[new], self._place[new] = old, self._place[old]
+        self.versions[new] = self.versions[old]
+        if old in self.stale:
+            self.stale.remove(old)
+            self.stale.add(new)
 
     def add(self, fragment: Fragment, next_step: int = 0) -> None:
         """Put a fragment in whose steps before ``next_step`` are done."""

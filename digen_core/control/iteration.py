@@ -197,14 +197,20 @@ class Iteration:
         return True
 
     def replace(self, groups: Mapping[int, int], workload: Workload) -> None:
-        """Generate new groups in place of others, whose fragments nobody needs any more."""
+        """Generate new groups in place of others, whose fragments nobody needs any more.
+
+        Samples follow their candidates at once, and on the same version.
+        """
         for old, new in groups.items():
             self.give_advantages(old)
             for fragment in self._fragments_of(old, workload):
                 if fragment not in self.regenerating:  # else it still waits or is under way
                     self.held_on.pop(fragment, None)
             self.num_unscored -= len(self.unscored.pop(old))
-            self.queue.admit(new)
+            if workload.screens(old) and not workload.screens(new):
+                self.queue.succeed(old, new)
+            else:
+                self.queue.admit(new)
             self._add_group(new, workload)
 
     def score(self, fragment: Fragment) -> bool:

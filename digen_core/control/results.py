@@ -91,14 +91,24 @@ class Results:
         iteration = self._it.open(fragment.iteration)
         if not iteration.score(fragment):
             raise self._it.error(f"{fragment} was scored but not waited for")
-        groups: tuple[int, ...] = (fragment.group,)
-        if self._it.workload.advantages_need_all_groups or not self._it.layout.pipelined:
-            if iteration.num_unscored:
-                return []
-            groups = tuple(sorted(iteration.unscored))
-        elif iteration.unscored[fragment.group]:
+        work, group = self._it.workload, fragment.group
+        if self._waits_for_all and not work.screens(group):  # candidates wait for nobody
+            return self._ask_about_all(iteration)
+        if iteration.unscored[group]:
             return []
-        return [ComputeAdvantages(iteration.index, groups)]
+        return [ComputeAdvantages(iteration.index, (group,))]
+
+    @property
+    def _waits_for_all(self) -> bool:
+        """Whether the advantages of all groups are computed at once."""
+        return self._it.workload.advantages_need_all_groups or not self._it.layout.pipelined
+
+    def _ask_about_all(self, iteration: Iteration) -> list[Instruction]:
+        """Have advantages computed, if all groups are scored, and none is of candidates."""
+        groups = sorted(iteration.without_advantages)
+        if not groups or iteration.num_unscored or any(map(self._it.workload.screens, groups)):
+            return []
+        return [ComputeAdvantages(iteration.index, tuple(groups))]
 
     # --- training -------------------------------------------------------------------------
 
@@ -114,7 +124,8 @@ class Results:
                 chosen = event.chosen[place] if event.chosen else everyone
                 iteration.add_pairs(group, chosen, workload, self._it.layout)
         closed = self._updates.closed(iteration)  # if no group of an update carried a signal
-        return [*closed, *self._turns.when_generated()]
+        asked = self._ask_about_all(iteration) if self._waits_for_all else []
+        return [*closed, *asked, *self._turns.when_generated()]
 
     def on_trained(self, pack: Pack) -> list[Instruction]:
         """Take note that a pack is in the sum of its device."""

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil
 from statistics import fmean
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 from digen_core.config.train import DealtBy, dealt_units
 from digen_core.control.layout import Layout
@@ -16,6 +16,8 @@ LATE: Final = 1.5
 
 QUEUE_DEPTH: Final = 2
 """Of runs: a device finds its next task waiting, and what that needs on its way."""
+
+Steps = TypeVar("Steps", int, float)
 
 GroupOrder = Literal["listed", "cheap-first", "dear-first"]
 
@@ -126,8 +128,19 @@ def num_trained_steps(trained_steps: Sequence[int], own_steps: OwnSteps) -> floa
 
 
 @dataclass(frozen=True, slots=True)
+class Screening:
+    """Candidates of each group that are generated and scored before it: the group's samples."""
+
+    num_candidates: int
+    num_steps: int | None = None  # of each; None: as many as of the group's samples
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """The shape of an iteration."""
+    """The shape of an iteration.
+
+    With screening groups g of candidates come first, each of which group g + N takes the place of.
+    """
 
     num_groups: int
     group_size: int
@@ -143,6 +156,28 @@ class Workload:
     num_updates: int = 1  # of an iteration
     epochs: int = 1  # times that each sample is trained in them
     dealt_by: DealtBy = "groups"
+    screening: Screening | None = None  # None: there are no candidates
+
+    def screens(self, group: int) -> bool:
+        """Say whether a group is one of candidates: every other one that takes another's place."""
+        return self.screening is not None and group // self.num_groups % 2 == 0
+
+    def size_of(self, group: int) -> int:
+        """Return the samples of a group, or its candidates."""
+        if self.screening is not None and self.screens(group):
+            return self.screening.num_candidates
+        return self.group_size
+
+    def steps_of(self, group: int, num_steps: Steps) -> Steps | int:
+        """Return the steps of a group's trajectories, of which samples would have so many."""
+        if self.screening is not None and self.screens(group):
+            return self.screening.num_steps or num_steps
+        return num_steps
+
+    @property
+    def kinds_of_groups(self) -> tuple[int, ...]:
+        """A group of each kind that every prompt has: of candidates, if any, and of samples."""
+        return (0,) if self.screening is None else (0, self.num_groups)
 
     @property
     def dealt_units(self) -> int:
@@ -156,12 +191,18 @@ class Workload:
     @property
     def num_fragments(self) -> int:
         """Fragments of an iteration; the last one of a group may be smaller."""
-        return self.num_groups * ceil(self.group_size / self.fragment_size)
+        sizes = map(self.size_of, self.kinds_of_groups)
+        return self.num_groups * sum(ceil(size / self.fragment_size) for size in sizes)
 
     @property
     def mean_steps(self) -> float:
         """Steps of a trajectory, in the mean of the groups."""
         return fmean(self.group_steps) if self.group_steps else self.num_steps
+
+    @property
+    def num_scored(self) -> int:
+        """Samples and candidates of an iteration."""
+        return self.num_groups * sum(map(self.size_of, self.kinds_of_groups))
 
     def num_pairs(self, num_trained_steps: float) -> int:
         """Return the pairs of an iteration, those of all epochs.

@@ -24,7 +24,8 @@ class IterationSnapshot:
 
     index: int
     trained_steps: tuple[int, ...]
-    groups: tuple[int, ...]  # in the order in which they are generated
+    groups: tuple[int, ...]  # in the order in which they were let in
+    succeeded: dict[int, int]  # those that others were put in the place of, by these
     versions: dict[int, int]  # of groups that have begun
     stale: tuple[int, ...]
     waiting: tuple[tuple[Fragment, int], ...]  # for a device; and the first step that is not done
@@ -61,6 +62,7 @@ class IterationSnapshot:
             index=it.index,
             trained_steps=it.trained_steps,
             groups=it.queue.groups,
+            succeeded=dict(it.queue.succeeded),
             versions=dict(it.queue.versions),
             stale=tuple(sorted(it.queue.stale)),
             waiting=it.queue.waiting,
@@ -93,7 +95,9 @@ class IterationSnapshot:
 
     def restored(self) -> Iteration:
         """Return an iteration that is as far."""
-        queue = GenerationQueue(self.groups, dict(self.versions), set(self.stale))
+        queue = GenerationQueue(
+            self.groups, dict(self.succeeded), dict(self.versions), set(self.stale)
+        )
         for fragment, next_step in self.waiting:
             queue.add(fragment, next_step)
         iteration = Iteration(

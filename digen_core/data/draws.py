@@ -13,11 +13,18 @@ from digen_core.data.prompts import Prompt
 def prompts_with_refills(
     config: RunConfig, prompts: Sequence[Prompt], iteration: int
 ) -> list[Prompt]:
-    """Return the prompts of an iteration's groups, and of those that may take their place."""
+    """Return the prompts of an iteration's groups, and of those that may take their place.
+
+    With candidates those of a group of them come first, which the group itself takes the place of.
+    """
     count, refill, seed = config.rollout.prompts_per_iteration, config.rollout.refill, config.seed
     own = prompts_of_iteration(prompts, iteration, count, seed=seed)
     every = [*own, *prompts_of_refills(prompts, own, iteration, refill, seed=seed)]
-    return emptied(every, iteration, config.prompts.empty_fraction, seed=seed)
+    every = emptied(every, iteration, config.prompts.empty_fraction, seed=seed)
+    if config.rollout.screening is None:
+        return every
+    rounds = (every[start : start + count] for start in range(0, len(every), count))
+    return [prompt for round_ in rounds for prompt in (*round_, *round_)]
 
 
 def emptied(

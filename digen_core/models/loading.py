@@ -93,7 +93,7 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
     for transformer in policy.transformers:
         code(transformer, FAMILIES[config.model.family], policy.cuts)
     compile_blocks(policy, config.model)
-    policy.graphed = graphed_transformers(policy, config, lambda: policy.mode)
+    policy.graphed = graphed_transformers(policy, config, lambda: (policy.mode, policy.is_low))
     if gang.context_parallel > 1:
         settings = policy.pipeline.vae.config, policy.transformer.config
         check_degree(config, gang.size, settings)

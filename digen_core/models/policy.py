@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
+from digen_core.config.rollout import Precision
 from digen_core.config.size import Size
 from digen_core.data.images import SourceImage
 from digen_core.gang.codecs import CodedCuts
@@ -122,8 +123,8 @@ class Policy(Protocol):
         """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``."""
         ...
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Run the body as rollouts compute, in their precision; it computes no gradients."""
+    def sampling(self, precision: Precision) -> AbstractContextManager[None]:
+        """Run the body as rollouts compute, in a precision; it computes no gradients."""
         ...
 
     def decode(self, x: Tensor) -> Tensor:

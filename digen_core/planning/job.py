@@ -12,7 +12,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Asks, Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
-from digen_core.control.schedule import Workload
+from digen_core.control.schedule import Screening, Workload
 from digen_core.data.prompts import Prompt
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
@@ -116,7 +116,7 @@ def costs_for(config: RunConfig, costs: Costs) -> Costs:
 
 def workload_of(config: RunConfig) -> Workload:
     """Return the shape of an iteration."""
-    num_groups = config.rollout.prompts_per_iteration
+    num_groups, screening = config.rollout.prompts_per_iteration, config.rollout.screening
     return Workload(
         num_groups=num_groups,
         group_size=config.rollout.group_size,
@@ -130,6 +130,7 @@ def workload_of(config: RunConfig) -> Workload:
         num_updates=config.train.updates_per_iteration,
         epochs=config.train.epochs,
         dealt_by=config.train.dealt_by,
+        screening=Screening(screening.candidates, screening.num_steps) if screening else None,
     )
 
 
@@ -205,8 +206,7 @@ def group_costs(
         return ()
     from digen_core.planning.sizes import cost_of_sample  # torch, which most plans do without
 
-    rollout = config.rollout
-    groups = range(rollout.prompts_per_iteration * (1 + rollout.refill))
+    groups = range(config.rollout.num_drawn)
     return tuple(
         cost_of_sample(
             config.model,

@@ -137,6 +137,7 @@ class _Peaks:
         self, policy: PipelinePolicy, config: RunConfig, gang: Gang, computes: bool
     ) -> None:
         self._policy = policy
+        self._precision = config.rollout.precision
         self._computes = computes
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
@@ -186,7 +187,7 @@ class _Peaks:
 
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
-        with self._policy.sampling():
+        with self._policy.sampling(self._precision):
             self._velocity(self._policy, num_samples)
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """The groups of the serial reference: how one is sampled, and what each of its pairs loses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +10,7 @@ import torch
 
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.algorithms.policy_gradient import PolicyGradient
+from digen_core.config.rollout import RolloutConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import Deal
 from digen_core.data.prompts import Prompt
@@ -21,6 +22,7 @@ from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.conditions import encoded
+from digen_core.rollout.origin import Origin
 from digen_core.rollout.sampler import initial_latent, rounded, schedule_of, solved, solves
 from digen_core.rollout.steps import num_steps_taken, own_steps_of_group, steps_of_group
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
@@ -45,32 +47,33 @@ class Group:
 
 
 def sample_group(
-    config: RunConfig, policy: Policy, prompt: Prompt, group: tuple[int, int]
+    config: RunConfig,
+    policy: Policy,
+    prompt: Prompt,
+    group: tuple[int, int],
+    origin: Origin | None = None,
 ) -> Group:
     """Denoise the samples of one group: some steps are noisy, the others plain Euler steps.
 
     Those that come with the prompt are encoded: their trajectories stand still.
+
+    Args:
+        config: of the run.
+        policy: that generates.
+        prompt: of the group.
+        group: (iteration, index).
+        origin: whose noise its samples have; None: their own.
     """
     rollout, samples = config.rollout, range(config.rollout.group_size)
+    origin = origin or Origin(group, samples)
     policy = policy.at_size(config.size_of(*group))
     num_steps = num_steps_taken(config, group[0], prompt.num_steps)
     sigmas = schedule_of(policy, config, group[0], num_steps).to(policy.device)
-    condition = {
-        name: value.expand(len(samples), *value.shape[1:])
-        for name, value in encoded(policy, [prompt]).items()
-    }
+    condition = _condition(policy, prompt, len(samples))
 
     def noise(purpose: int, step: int) -> torch.Tensor:
-        drawn = noise_of(
-            policy.latent_shape,
-            seed=config.seed,
-            purpose=purpose,
-            group=group,
-            samples=samples,
-            step=step,
-            shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
-        )
-        return drawn.to(policy.device, policy.latent_dtype)
+        own = origin if purpose == NOISE else Origin(group, samples)
+        return _noise(config, policy, own, purpose, step)
 
     noisy_steps, trained_steps = steps_of_group(config, *group, num_steps)
     own_steps = own_steps_of_group(config, *group, num_steps)
@@ -80,12 +83,92 @@ def sample_group(
         return Group(
             policy.in_training(), condition, clean, {}, {}, noise, sigmas, trained_steps, own_steps
         )
-    x = initial_latent(policy, seed=config.seed, group=group, samples=samples, config=rollout)
+    sampled = _trajectories(config, rollout, policy, condition, sigmas, noisy_steps, origin)
+    return Group(policy.in_training(), condition, *sampled, noise, sigmas, trained_steps, own_steps)
+
+
+def sample_candidates(
+    config: RunConfig, policy: Policy, prompt: Prompt, group: tuple[int, int]
+) -> list[torch.Tensor]:
+    """Return the latents [C, ...] of a group's candidates, before each step and after the last.
+
+    Args:
+        config: of the run.
+        policy: that generates.
+        prompt: of the group.
+        group: (iteration, index) of that of the candidates.
+    """
+    rollout, screening = config.rollout, config.rollout.screening
+    assert screening is not None
+    policy = policy.at_size(config.size_of(*group))
+    num_steps = num_steps_taken(config, group[0], prompt.num_steps)
+    sigmas = schedule_of(policy, config, group[0], num_steps)
+    successor = group[1] + rollout.prompts_per_iteration
+    noisy_steps = steps_of_group(config, group[0], successor, num_steps).noisy
+    if screening.num_steps is not None:
+        sigmas, noisy_steps = policy.sigmas(screening.num_steps), ()
+    condition = _condition(policy, prompt, screening.candidates)
+    origin, how = Origin(group, range(screening.candidates)), rollout.of_candidates
+    sigmas = sigmas.to(policy.device)
+    return _trajectories(config, how, policy, condition, sigmas, noisy_steps, origin)[0]
+
+
+def _condition(policy: Policy, prompt: Prompt, count: int) -> dict[str, torch.Tensor]:
+    """Return a prompt's condition, for so many samples."""
+    return {
+        name: value.expand(count, *value.shape[1:])
+        for name, value in encoded(policy, [prompt]).items()
+    }
+
+
+def _noise(
+    config: RunConfig, policy: Policy, origin: Origin, purpose: int, step: int
+) -> torch.Tensor:
+    """Return the noise [n, ...] of samples for a purpose at a step."""
+    drawn = noise_of(
+        policy.latent_shape,
+        seed=config.seed,
+        purpose=purpose,
+        group=origin.group,
+        samples=origin.samples,
+        step=step,
+        shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
+    )
+    return drawn.to(policy.device, policy.latent_dtype)
+
+
+Sampled = tuple[list[torch.Tensor], dict[int, torch.Tensor], dict[int, torch.Tensor]]
+"""Latents [n, ...] before each step and after the last; means and log-probs of noisy steps."""
+
+
+def _trajectories(
+    config: RunConfig,
+    rollout: RolloutConfig,
+    policy: Policy,
+    condition: dict[str, torch.Tensor],
+    sigmas: torch.Tensor,
+    noisy_steps: Collection[int],
+    origin: Origin,
+) -> Sampled:
+    """Denoise samples from their noise on.
+
+    Args:
+        config: of the run.
+        rollout: how they are sampled.
+        policy: for their size.
+        condition: of each.
+        sigmas: [T + 1] noise levels.
+        noisy_steps: with noise; the others are Euler steps, or of the solver.
+        origin: whose noise they have.
+    """
+    x = initial_latent(
+        policy, seed=config.seed, group=origin.group, samples=origin.samples, config=rollout
+    )
     latents, means, logprobs = [x], {}, {}
     predicted: torch.Tensor | None = None
-    for step in range(num_steps):
+    for step in range(len(sigmas) - 1):
         here, there = (sigmas[i].expand(len(x)) for i in (step, step + 1))
-        with policy.sampling():
+        with policy.sampling(rollout.precision):
             velocity = policy.velocity(x, here, condition)
         before, predicted = predicted, predicted_clean(x, velocity, here)
         mean, std = TRANSITIONS[rollout.transition](
@@ -98,24 +181,15 @@ def sample_group(
         )
         x = mean
         if step in noisy_steps:
-            x, means[step] = mean + std * noise(NOISE, step + 1), mean
+            moved = std * _noise(config, policy, origin, NOISE, step + 1)
+            x, means[step] = mean + moved, mean
         elif solves(rollout, step, noisy_steps):
             x = solved(mean, predicted, before, sigmas, step)
         x = rounded(x, rollout.storage)
         if step in noisy_steps:
             logprobs[step] = LOGPROBS[rollout.transition](x, Transition(mean, std))
         latents.append(x)
-    return Group(
-        policy.in_training(),
-        condition,
-        latents,
-        means,
-        logprobs,
-        noise,
-        sigmas,
-        trained_steps,
-        own_steps,
-    )
+    return latents, means, logprobs
 
 
 def step_kl(config: RunConfig, group: Group) -> np.ndarray:

@@ -40,6 +40,7 @@ from digen_core.reference.group import (
     step_margins,
 )
 from digen_core.reference.metrics import Columns, sample_means
+from digen_core.reference.screening import screened
 from digen_core.rewards.asked import Asked
 from digen_core.rewards.failures import settle
 from digen_core.rewards.scoring import RewardFn, score_images
@@ -174,30 +175,29 @@ def _rollout(
     nonfinite, dropped = set[int](), set[int]()
     prompts = prompts_with_refills(config, prompts, iteration)
     keys = {index: prompt.key for index, prompt in enumerate(prompts)}
-    count, size = config.rollout.prompts_per_iteration, config.rollout.group_size
-    drawn = current = list(range(count))
+    count = config.rollout.prompts_per_iteration
+    first, num_refilled = config.rollout.first_group, 0
+    drawn = current = list(range(first, first + count))
     while drawn:
         for index in drawn:
-            set_weights(policy, generated_by(index))
-            group = groups[index] = sample_group(config, policy, prompts[index], (iteration, index))
-            images, latents = as_seen(group.policy, group.latents[-1], config.rewards)
-            of_steps.update(_asked(config, policy, index, group, asked_of(index)))
-            numbers = torch.from_numpy(of_steps.get(index, np.zeros(1)))
-            if not _are_finite(*group.latents, *group.logprobs.values(), images, numbers):
+            weights = generated_by(index), asked_of(index)
+            place = iteration, index
+            group, scores, asked = _scored(config, policy, prompts[index], rewards, place, weights)
+            of_steps.update(asked)
+            if group is not None:
+                groups[index] = group
+            if scores is None:
                 nonfinite.add(index)
-                _refuse(config, iteration, index)
-                continue
-            shape = config.size_of(iteration, index)
-            about = Asked.of([prompts[index]] * size, shape, policy.device)
-            judges = called(config.rewards)
-            scored = score_images(rewards, judges, images, *about, latents=latents)
-            columns[index] = settle(scored, config.rewards, prompts[index].scores)
-        asked = {index: columns[index] for index in current if index in columns}
+            else:
+                columns[index] = scores
+        known = {index: columns[index] for index in current if index in columns}
         lacking = nonfinite.intersection(current)
-        found = advantages_of(config, asked, keys, history, of_steps or None, lacking)
+        found = advantages_of(config, known, keys, history, of_steps or None, lacking)
         dropped |= found.dropped
-        drawn = [index + count for index in found.skipped if index + count < len(prompts)]
-        current = sorted({*current, *drawn} - {index - count for index in drawn})
+        apart = count + first  # a group, and the one that takes its place
+        drawn = [index + apart for index in found.skipped if index + apart < len(prompts)]
+        num_refilled += len(drawn)
+        current = sorted({*current, *drawn} - {index - apart for index in drawn})
     for index in set(current) - set(found.skipped):
         values = torch.from_numpy(found.values[index])
         groups[index].advantages = values.to(policy.device, policy.latent_dtype)
@@ -208,8 +208,47 @@ def _rollout(
     row["groups/zero_variance"] = float(len(set(found.skipped) - dropped))
     row["numerics/dropped_groups"] = float(len(dropped))
     if config.rollout.refill:
-        row["groups/refilled"] = float(len(groups) - count)
-    return {index: groups[index] for index in current}, row, found.history
+        row["groups/refilled"] = float(num_refilled)
+    return {i: groups[i] for i in current if i in groups}, row, found.history
+
+
+def _scored(
+    config: RunConfig,
+    policy: Policy,
+    prompt: Prompt,
+    rewards: Mapping[str, RewardFn],
+    place: tuple[int, int],
+    weights: tuple[Weights, Weights],
+) -> tuple[Group | None, Columns | None, dict[int, np.ndarray]]:
+    """Return a group, its scores, and what its trained steps are asked for, by its index.
+
+    Without a group its candidates lack numbers; without scores its samples do.
+
+    Args:
+        config: of the run.
+        policy: that gets the weights.
+        prompt: of the group.
+        rewards: by name.
+        place: (iteration, index).
+        weights: that generate, and that are asked.
+    """
+    set_weights(policy, weights[0])
+    origin = None
+    if config.rollout.screening is not None:
+        origin = screened(config, policy, prompt, rewards, place)
+        if origin is None:
+            return None, None, {}
+    group = sample_group(config, policy, prompt, place, origin)
+    images, latents = as_seen(group.policy, group.latents[-1], config.rewards)
+    of_steps = _asked(config, policy, place[1], group, weights[1])
+    numbers = torch.from_numpy(of_steps.get(place[1], np.zeros(1)))
+    if not _are_finite(*group.latents, *group.logprobs.values(), images, numbers):
+        _refuse(config, *place)
+        return group, None, of_steps
+    samples = [prompt] * config.rollout.group_size
+    about = Asked.of(samples, config.size_of(*place), policy.device)
+    scored = score_images(rewards, called(config.rewards), images, *about, latents=latents)
+    return group, settle(scored, config.rewards, prompt.scores), of_steps
 
 
 def _are_finite(*values: torch.Tensor | None) -> bool:

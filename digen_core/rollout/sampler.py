@@ -3,7 +3,7 @@
 Axes: n samples of the fragment; a latent is [n, ...] of any rank.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from digen_core.maths.kl import scaled_kl
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.schedules import with_tail
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
+from digen_core.rollout.origin import Origin
 from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import NOISE, noise_of
@@ -69,7 +70,7 @@ def initial_latent(
     *,
     seed: int,
     group: tuple[int, int],
-    samples: range,
+    samples: Sequence[int],
     purpose: int = NOISE,
     config: RolloutConfig = DEFAULT,
 ) -> Tensor:
@@ -119,6 +120,7 @@ def denoise(
     seed: int,
     group: tuple[int, int],
     samples: range,
+    origin: Origin | None = None,
     clean: Tensor | None = None,
     reference: ReferenceUse | None = None,
     zeroed: bool = False,
@@ -136,6 +138,7 @@ def denoise(
         seed: of the run.
         group: (iteration, index).
         samples: indices of the n samples in the group.
+        origin: whose noise they have; None: their own.
         clean: [n, ...] of the step before ``steps[0]``, where that is not the first.
         reference: what is asked of the reference policy, the base model of ``policy``.
         zeroed: name what becomes NaN or infinite, put 0 in its place, and go on.
@@ -143,6 +146,7 @@ def denoise(
     Raises:
         FloatingPointError: a latent, log-prob or divergence is NaN or infinite; not if ``zeroed``.
     """
+    own = origin or Origin(group, samples)
     # Contiguous as in a training pack: on another layout matrix products round differently.
     rows = {
         name: value.expand(len(x), *value.shape[1:]).contiguous()
@@ -159,7 +163,7 @@ def denoise(
             noise_level=noise_level,
             sigma_max=float(sigmas[1]),
         )
-        with policy.sampling():
+        with policy.sampling(config.precision):
             velocity = policy.velocity(x, sigma, rows)
         transition = lead(velocity=velocity)
         predicted = None if config.solver == "euler" else predicted_clean(x, velocity, sigma)
@@ -167,9 +171,9 @@ def denoise(
         if reference is not None and step in reference.rows:
             base = reference.velocity(policy, step, x, sigma, rows)
             if reference.scaling is not None:
-                is_own, size = config.precision == "model", sigmas[step] - sigmas[step + 1]
-                own = transition if is_own else lead(velocity=policy.velocity(x, sigma, rows))
-                means = own.mean, lead(velocity=base).mean
+                is_exact, size = config.precision == "model", sigmas[step] - sigmas[step + 1]
+                exact = transition if is_exact else lead(velocity=policy.velocity(x, sigma, rows))
+                means = exact.mean, lead(velocity=base).mean
                 kl = scaled_kl(*means, transition.std, size, scaling=reference.scaling)
         x_next = transition.mean
         if noise_level:
@@ -177,8 +181,8 @@ def denoise(
                 policy.latent_shape,
                 seed=seed,
                 purpose=NOISE,
-                group=group,
-                samples=samples,
+                group=own.group,
+                samples=own.samples,
                 step=step + 1,
             )
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)

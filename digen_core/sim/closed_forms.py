@@ -60,7 +60,7 @@ class Terms:
             trainer_speed=sum(packs[0] / own for own in packs[num_generating:]),
             num_groups=work.num_groups,
             fragment=fragments[0],
-            reward=ceil(work.num_groups * work.group_size / servers) * costs.reward,
+            reward=ceil(work.num_scored / servers) * costs.reward,
             group_reward=ceil(work.group_size / servers) * costs.reward,
             optimizer_step=work.num_updates
             * (costs.optimizer_step + num_others * costs.gradient_sum),

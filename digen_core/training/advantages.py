@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from digen_core.config.run import RunConfig
@@ -14,6 +15,8 @@ from digen_core.rewards.failures import FAILED
 
 Columns = Mapping[int, Mapping[str, Sequence[float] | np.ndarray]]
 """Of each group what scoring returned: [G] of ``reward`` and of each component."""
+
+Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _signal_of(
     step_values: Mapping[int, np.ndarray] | None,
 ) -> Advantages:
     """Return the advantages of groups that lack no number."""
-    rows, weights, counted = _mixed(config, columns)
+    rows, weights, counted = mixed_rows(config, columns)
     asked = None
     if step_values is not None:
         asked = torch.from_numpy(np.concatenate([step_values[group] for group in columns]))
@@ -112,15 +115,18 @@ def _signal_of(
 
 def _without_score(config: RunConfig, columns: Columns) -> list[int]:
     """Return the groups with a sample that lacks a score without which it is not trained."""
+    return [group for group, column in columns.items() if lacking_score(config, column).any()]
+
+
+def lacking_score(config: RunConfig, column: Mapping[str, Sequence[float] | np.ndarray]) -> Marks:
+    """Return [G] which samples of a group lack a score without which they are not trained."""
     needed = [name for name, reward in config.rewards.items() if reward.on_failure == "drop"]
-    return [
-        group
-        for group, column in columns.items()
-        if any(np.any(column[f"{name}/{FAILED}"]) for name in needed)
-    ]
+    marks = [np.asarray(column[f"{name}/{FAILED}"]) > 0 for name in needed]
+    found: Marks = np.any([np.zeros(len(column["reward"]), bool), *marks], axis=0)
+    return found
 
 
-def _mixed(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
+def mixed_rows(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rewards that advantages are made of, float64 [K, B], and their weights [K].
 
     The third is bool [K, B]: whether they are known.

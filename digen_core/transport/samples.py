@@ -40,6 +40,8 @@ SCHEMA: Final = pa.schema(
         pa.field("image", pa.string()),  # file, seen from the run's folder; null: not kept
         pa.field("source_images", pa.list_(pa.string())),  # of what it is an edit of
         pa.field("nonfinite", pa.string()),  # what of it is NaN or infinite; null: nothing
+        pa.field("candidate", pa.int32()),  # whose noise it has; null: there were none
+        pa.field("screened_reward", pa.float64()),  # of that candidate
     ]
 )
 """The columns every data set has, whatever is rewarded."""

@@ -18,6 +18,7 @@ from flows.runtime.fleet.batch import note_broken_gang, require_no_culprit
 from flows.runtime.fleet.loading import roles_of
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.iterations.screening import screen
 from flows.runtime.notify import (
     notify_of_dropped_group,
     notify_of_skipped_update,
@@ -152,8 +153,13 @@ class Executor:
     # --- training -------------------------------------------------------------------------
 
     def compute_advantages(self, do: protocol.ComputeAdvantages) -> Event:
-        """Centre and scale the rewards of groups here: a task would cost more than it does."""
+        """Centre and scale the rewards of groups here: a task would cost more than it does.
+
+        Or choose among candidates, if they are theirs.
+        """
         it = self._iterations[do.iteration]
+        if it.round.screens(do.groups[0]):
+            return screen(self._run, it, do.groups[0])
         nonfinite = {group for group in do.groups if it.recorder.nonfinite_in(group)}
         settled = {group: it.recorder.rewards_of(group) for group in do.groups}
         columns = {group: own for group, own in settled.items() if group not in nonfinite}

@@ -128,12 +128,24 @@ class Denoising:
             images = [samples[own].shrunk(height, width) for own in do.fragment.samples]
             return encode_samples, "samples", f"encode samples {name}", {"images": images}
         segments = iteration.segments[do.fragment]
-        place = iteration.index, do.fragment.group, do.fragment.num_steps
         parameters: dict[str, object] = {
-            "noisy_steps": steps_of_group(self._run.config, *place).noisy,
+            "noisy_steps": self._noisy_steps(iteration, do.fragment),
             "previous": segments[-1][1] if segments else None,
+            "origin": iteration.origin_of(do.fragment),
         }
         return denoise_steps, "denoise", f"denoise {name} t{_name_of(steps)}", parameters
+
+    def _noisy_steps(self, iteration: OpenIteration, fragment: Fragment) -> tuple[int, ...]:
+        """Return the steps of a fragment with noise: of candidates those of their samples, if any.
+
+        With fewer steps they have none.
+        """
+        group, screening = fragment.group, self._run.config.rollout.screening
+        if screening is not None and iteration.round.screens(group):
+            if screening.num_steps is not None:
+                return ()
+            group = iteration.round.samples_of(group)
+        return steps_of_group(self._run.config, iteration.index, group, fragment.num_steps).noisy
 
     def _on_denoised(
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]

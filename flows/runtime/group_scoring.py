@@ -71,7 +71,8 @@ class GroupScoring:
         group = self._groups[fragment.iteration, fragment.group]
         group.parts[fragment] = replace(group.parts[fragment], receipt=receipt)
         there = [part for part, own in group.parts.items() if own.receipt is not None]
-        if sum(part.num_samples for part in there) < self._run.config.rollout.group_size:
+        size = self._run.workers.workload.size_of(fragment.group)
+        if sum(part.num_samples for part in there) < size:
             return
         group.asked += 1
         group.columns.clear()

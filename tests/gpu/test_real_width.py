@@ -186,7 +186,7 @@ def test_samples_in_float8_are_near_those_of_the_model(place, record_property):
 
     @torch.no_grad()
     def sampled() -> torch.Tensor:
-        with policy.sampling():
+        with policy.sampling("float8"):
             return velocity(policy)
 
     error = relative_error(sampled(), own)
@@ -250,7 +250,7 @@ def test_graphs_compute_what_the_pass_does(place, tables, captures):
 
     @torch.no_grad()
     def compare(**given) -> None:
-        with policy.sampling():
+        with policy.sampling("float8"):
             found = velocity(policy, **given)
             for graphed in policy.graphed:
                 graphed.is_on = False

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Schedule, Workload
+from digen_core.control.schedule import Schedule, Screening, Workload
 from support.random_cluster import make_workload
 
 NUM_ITERATIONS = 3
@@ -26,6 +26,12 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
+screenings = st.one_of(
+    st.none(),
+    st.builds(Screening, st.integers(3, 9), st.sampled_from([None, 1, 2])),
+)
+
+
 @st.composite
 def workloads(draw: st.DrawFn, several_updates: bool = False) -> Workload:
     """Draw what an iteration is made of; with several updates, it makes 2, 3 or 4 an epoch."""
@@ -45,6 +51,7 @@ def workloads(draw: st.DrawFn, several_updates: bool = False) -> Workload:
         samples_per_pack=draw(st.integers(1, 4)),
         trained_per_group=trained,
         dealt_by=dealt_by,
+        screening=draw(screenings),
         num_updates=in_epoch * epochs,
         epochs=epochs,
     )

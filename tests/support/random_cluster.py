@@ -116,6 +116,7 @@ class RandomCluster:
         self.not_updated = set(not_updated)  # iterations of which an update's gradient is NaN
         self.refill = refill  # times that each of them may be replaced
         self.replaced: set[tuple[int, int]] = set()
+        self.successors: dict[tuple[int, int], int] = {}
         #: In order, as a worker runs them.
         self.queues: dict[str, list[p.Instruction]] = {name: [] for name in self.devices}
         self.others: list[p.Instruction] = []  # scores, pushes: in any order
@@ -204,7 +205,7 @@ class RandomCluster:
         steps: tuple[int, ...] = ()
         mixing, draw = UNMIXED, self.mixed
         if draw is not None:
-            groups = range(self.workload.num_groups * (1 + self.refill))
+            groups = range(self.num_drawn)
             if draw.random() < 0.7:
                 costs = tuple(draw.choice([0.1, 1 / 3, 1.0, 2.5, 8.0]) for _ in groups)
             if draw.random() < 0.7:
@@ -219,6 +220,11 @@ class RandomCluster:
             index, trained, costs, mixing, deal, own, group_steps=steps
         )
         return self.offers[index]
+
+    @property
+    def num_drawn(self) -> int:
+        """Groups of an iteration, those that may take the place of others included."""
+        return self.workload.num_groups * (1 + self.refill) * len(self.workload.kinds_of_groups)
 
     def _loss_odds(self) -> float:
         """An update is a few events of hundreds: the holder is lost then as often as before."""
@@ -397,7 +403,8 @@ class RandomCluster:
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
 
     def _steps_of(self, offer: p.IterationOffered, group: int) -> int:
-        return offer.group_steps[group] if offer.group_steps else self.workload.num_steps
+        steps = offer.group_steps[group] if offer.group_steps else self.workload.num_steps
+        return self.workload.steps_of(group, steps)
 
     def _dearness_of(self, offer: p.IterationOffered, fragment: p.Fragment) -> float:
         """Return what a sample takes to generate; with steps of their own, in the mean."""
@@ -515,12 +522,22 @@ class RandomCluster:
         return made_in is not None and any(self.made_in[own] == made_in for own in newer)
 
     def _replace(self, index: int, groups: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return what takes the place of groups without signal: g by g + N, refill times."""
+        """Return what takes the place of groups: of candidates, and of those without signal.
+
+        That is g + N, refill times; in place of candidates that lack a number, the next ones.
+        """
         number = self.workload.num_groups
-        flat = [g for g in groups if (index, g) in self.skipped and g < number * self.refill]
         assert not self.replaced & {(index, group) for group in groups}, "asked about a gone group"
-        self.replaced |= {(index, group) for group in flat}
-        return tuple((group, group + number) for group in flat)
+        found = []
+        for group in groups:
+            is_skipped, screens = (index, group) in self.skipped, self.workload.screens(group)
+            assert not screens or len(groups) == 1, "candidates are compared with their own kind"
+            new = group + number * (1 + (screens and is_skipped))
+            if (screens or is_skipped) and new < self.num_drawn:
+                found.append((group, new))
+        self.replaced.update((index, group) for group, _ in found)
+        self.successors.update({(index, group): new for group, new in found})
+        return tuple(found)
 
     def _summed(self) -> list[Pair]:
         return [
@@ -540,7 +557,7 @@ class RandomCluster:
         for slot in range(self.workload.num_groups):
             group = slot
             while (index, group) in self.replaced:
-                group += self.workload.num_groups
+                group = self.successors[index, group]
             if (index, group) in self.skipped:
                 continue
             for place, sample in enumerate(self.with_advantages[index, group]):
@@ -552,7 +569,10 @@ class RandomCluster:
     def check_versions(self) -> None:
         """Groups begin on what iterations end with, and not on too old ones."""
         ends = {index: version for version, index in sorted(self.made_in.items())}
-        for (index, _), version in self.version_of.items():
+        for (index, group), version in self.version_of.items():
+            new = self.successors.get((index, group))
+            if self.workload.screens(group) and new is not None and not self.workload.screens(new):
+                assert self.version_of[index, new] == version, "another version than screened"
             assert version in (0, *ends.values()), "a version that is only trained on generated"
             between = [own for own in ends if own < index and ends[own] > version]
             assert len(between) <= (self.schedule.max_staleness if self.schedule.num_ahead else 0)

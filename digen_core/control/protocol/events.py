@@ -129,7 +129,8 @@ class AdvantagesComputed:
 class GroupsReplaced:
     """In place of advantages: (group without signal, group of another prompt that takes its place).
 
-    All groups that were asked about wait for the new ones, and are asked about again.
+    Or a group of candidates, and that of the samples that stand for some of them. All groups that
+    were asked about wait for the new ones, and are asked about again.
     """
 
     iteration: int

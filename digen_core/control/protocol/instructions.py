@@ -39,7 +39,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ComputeAdvantages:
-    """Centre and scale the rewards of these groups."""
+    """Centre and scale the rewards of these groups; or choose among candidates, if it is theirs."""
 
     iteration: int
     groups: tuple[int, ...]

@@ -128,12 +128,12 @@ def float8_linears(policy: Policy, config: RunConfig) -> tuple[Float8Linear, ...
 
     Args:
         policy: freshly loaded.
-        config: of the run; if its rollouts have the model's precision there are none.
+        config: of the run; if all that it generates has the model's precision there are none.
 
     Raises:
         ConfigError: the blocks have no such layer.
     """
-    if config.rollout.precision == "model":
+    if not config.rollout.uses_float8:
         return ()
     lists = FAMILIES[config.model.family].blocks
     found = [
@@ -143,7 +143,7 @@ def float8_linears(policy: Policy, config: RunConfig) -> tuple[Float8Linear, ...
     ]
     if not found:
         raise ConfigError(
-            f"rollout.precision is {config.rollout.precision!r}, but the transformer's blocks have "
+            f"{config.rollout.key_of_float8} is 'float8', but the transformer's blocks have "
             f"no linear layer whose sides are multiples of {_MULTIPLE}; use 'model'"
         )
     return tuple(found)
@@ -185,8 +185,12 @@ def computing_in_float8(layers: Sequence[Float8Linear]) -> Iterator[None]:
             layer.is_low = False
 
 
-def require_float8(device: torch.device) -> None:
+def require_float8(device: torch.device, key: str = "rollout.precision") -> None:
     """Check that a device computes in float8. A CPU does, though no faster.
+
+    Args:
+        device: that generates.
+        key: of the config that asks for it.
 
     Raises:
         ConfigError: it does not.
@@ -201,7 +205,7 @@ def require_float8(device: torch.device) -> None:
         return
     least = ".".join(map(str, LEAST_CAPABILITY))
     raise ConfigError(
-        f"rollout.precision is 'float8', which takes a CUDA device of compute capability {least} "
+        f"{key} is 'float8', which takes a CUDA device of compute capability {least} "
         f"(Ada, Hopper) or newer, or a CPU, but samples would be generated on {what}; use 'model', "
         "or have such devices train only"
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
+from digen_core.config.rollout import Precision
 from digen_core.config.size import Size
 from digen_core.errors import ConfigError
 from digen_core.gang.codecs import CodedCuts
@@ -220,10 +221,16 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         return sigmas
 
     @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Run the body as rollouts compute, in their precision; it computes no gradients."""
-        with computing_in_float8(self.float8), launching_graphs(self.graphed):
+    def sampling(self, precision: Precision) -> Iterator[None]:
+        """Run the body as rollouts compute, in a precision; it computes no gradients."""
+        low = self.float8 if precision == "float8" else ()
+        with computing_in_float8(low), launching_graphs(self.graphed):
             yield
+
+    @property
+    def is_low(self) -> bool:
+        """Whether its blocks compute in float8 now."""
+        return any(layer.is_low for layer in self.float8[:1])
 
     @property
     def mode(self) -> Hashable:

@@ -101,5 +101,5 @@ def _rate(group: DeviceGroup | RewardGroup, spent: Spent) -> Rate:
 def _scoring_share(job: Job, seconds: float) -> float:
     """Return the share of the time in which devices that only score do so."""
     work, costs = job.workload, job.known_costs
-    busy = work.num_groups * work.group_size * costs.reward / costs.reward_servers
+    busy = work.num_scored * costs.reward / costs.reward_servers
     return min(1.0, busy / seconds)

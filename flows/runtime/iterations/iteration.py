@@ -62,4 +62,5 @@ def iteration(run_id: str, index: int) -> State | None:
 
 def round_of(config: RunConfig, prompts: list[Prompt], index: int) -> Round:
     """Draw the prompts of an iteration."""
-    return Round(index, prompts_with_refills(config, prompts, index), config.rollout.refill)
+    drawn, rollout = prompts_with_refills(config, prompts, index), config.rollout
+    return Round(index, drawn, rollout.refill, is_screened=rollout.screening is not None)

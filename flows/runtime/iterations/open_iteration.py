@@ -11,6 +11,7 @@ from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Fragment, PairBlock, Reduce
 from digen_core.maths.ddpo import RewardHistory
+from digen_core.rollout.origin import Origin
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Ended, Round
 
@@ -37,6 +38,8 @@ class OpenIteration:
     notified: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
+    #: By group of samples, the candidates that they stand for.
+    chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)
     advantages: dict[int, np.ndarray] = field(default_factory=dict)  # group -> [G] or [G, K]
     sums: dict[str, PrefectFuture[Any]] = field(default_factory=dict)  # device ->
     total: PrefectFuture[Any] | None = None
@@ -49,6 +52,19 @@ class OpenIteration:
     def index(self) -> int:
         """Number of the iteration."""
         return self.round.index
+
+    def origin_of(self, fragment: Fragment) -> Origin | None:
+        """Return whose noise a fragment's samples have; None: their own."""
+        chosen = self.chosen.get(fragment.group)
+        if chosen is None:
+            return None
+        candidates = self.index, fragment.group - self.round.num_groups
+        return Origin(candidates, tuple(chosen[sample] for sample in fragment.samples))
+
+    def forget_segments(self, group: int) -> None:
+        """Let go of the trajectories of a group that nobody needs any more."""
+        for fragment in [own for own in self.segments if own.group == group]:
+            del self.segments[fragment]
 
     def drop_sums(self) -> None:
         """Let go of the gradients: the update is made, and none is reduced again."""

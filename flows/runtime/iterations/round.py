@@ -14,11 +14,20 @@ class Round:
     index: int
     prompts: list[Prompt]  # of its N groups, then of those that may take their place
     refill: int = 0  # times that a group may be replaced
+    is_screened: bool = False  # every other N are of candidates, which samples take the place of
 
     @property
     def num_groups(self) -> int:
         """Groups that the iteration begins and ends with (N)."""
-        return len(self.prompts) // (1 + self.refill)
+        return len(self.prompts) // ((1 + self.refill) * (1 + self.is_screened))
+
+    def screens(self, group: int) -> bool:
+        """Say whether a group is one of candidates."""
+        return self.is_screened and group // self.num_groups % 2 == 0
+
+    def samples_of(self, group: int) -> int:
+        """Return the group of the samples that stand for some of a group's candidates."""
+        return group + self.num_groups
 
     def successor_of(self, group: int) -> int | None:
         """Return the group that takes the place of one without signal; None if there is none."""

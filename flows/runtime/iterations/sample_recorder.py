@@ -1,7 +1,9 @@
 """Collect what the receipts of an iteration say of its samples, and make their rows."""
 
 from collections.abc import Collection, Mapping, Sequence
-from statistics import median
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +12,21 @@ from digen_core.records import Picture, SampleRow
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import Advantages
 from digen_core.training.preferences import preference_metrics
+from digen_core.training.screening import rank_correlation
 from digen_core.transport.images import keep_source, name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
 from flows.runtime.iterations.round import Round
 from tasks.receipts import Denoised, Ran, Receipt, Scored
 from tasks.views.pictures import thumbnail
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """The candidates that the samples of a group stand for."""
+
+    chosen: tuple[int, ...]
+    rewards: np.ndarray  # of all candidates, float64 [C]
 
 
 class SampleRecorder:
@@ -38,6 +49,7 @@ class SampleRecorder:
         self._nonfinite: dict[int, dict[int, str]] = {}  # group -> sample -> what of it
         self._dropped: set[int] = set()  # groups that lack a number
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
+        self._screened: dict[int, Screened] = {}  # by group of samples
 
     def add_logprobs(self, fragment: Fragment, receipt: Receipt[Denoised]) -> None:
         """Note what a denoise task recorded."""
@@ -71,6 +83,26 @@ class SampleRecorder:
     def add_dropped(self, groups: Collection[int]) -> None:
         """Note groups that are not trained as they lack a number."""
         self._dropped.update(groups)
+
+    def add_screened(self, group: int, samples: int, chosen: tuple[int, ...]) -> None:
+        """Note what is known of candidates of which some were chosen; they have no rows.
+
+        Args:
+            group: of the candidates, whose rewards are settled.
+            samples: the group of the samples that stand for those that were chosen.
+            chosen: by their index.
+        """
+        rewards = self._columns_of(group)["reward"]
+        self._screened[samples] = Screened(chosen, rewards)
+        for own in (self._logprobs, self._step_values, self._rewards, self._pictures):
+            for fragment in [fragment for fragment in own if fragment.group == group]:
+                del own[fragment]
+
+    def add_unscreened(self, group: int) -> None:
+        """Note a group of candidates of which too few have their numbers: it is dropped."""
+        self._dropped.add(group)
+        self._skipped.add(group)
+        self._advantages[group] = [0.0] * len(self._columns_of(group)["reward"])
 
     def rewards_of(self, group: int) -> dict[str, np.ndarray]:
         """Return what scoring said of a group that is complete, [G] by name.
@@ -171,9 +203,18 @@ class SampleRecorder:
                 image=images.get(sample),
                 source_images=sources,
                 nonfinite=self.nonfinite_in(fragment.group).get(sample),
+                **self._candidate_of(fragment.group, sample),
             )
             for row, sample in enumerate(fragment.samples)
         ]
+
+    def _candidate_of(self, group: int, sample: int) -> dict[str, Any]:
+        """Return the fields that say which candidate a sample stands for, if there were some."""
+        screened = self._screened.get(group)
+        if screened is None:
+            return {}
+        candidate = screened.chosen[sample]
+        return {"candidate": candidate, "screened_reward": float(screened.rewards[candidate])}
 
     def _images_of(self, group: int) -> dict[int, str]:
         """Return the files of a group's images that the config has kept, by sample."""
@@ -209,9 +250,25 @@ class SampleRecorder:
             **self._preference_metrics(groups),
             "groups/zero_variance": float(len(self._skipped - self._dropped)),
             **({"groups/refilled": float(len(self._replaced))} if self._round.refill else {}),
+            **self._screening_metrics(groups),
             "numerics/nonfinite_samples": float(sum(map(len, self._nonfinite.values()))),
             "numerics/dropped_groups": float(len(self._dropped)),
         }
+
+    def _screening_metrics(
+        self, groups: Mapping[int, Mapping[str, np.ndarray]]
+    ) -> dict[str, float]:
+        if not self._screened:
+            return {}
+        means = [float(own.rewards.mean()) for own in self._screened.values()]
+        ranks = [
+            rank_correlation(own.rewards[[*own.chosen]], groups[group]["reward"])
+            for group, own in self._screened.items()
+            if group in groups and group not in self._dropped
+        ]
+        known = [own for own in ranks if own is not None]
+        found = {"screening/reward": fmean(means)}
+        return found | ({"screening/rank_correlation": fmean(known)} if known else {})
 
     def _preference_metrics(self, groups: Mapping[int, dict[str, np.ndarray]]) -> dict[str, float]:
         if not any(self._step_values.values()):

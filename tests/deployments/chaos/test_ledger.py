@@ -110,9 +110,11 @@ def test_no_more_is_done_again_than_was_lost(
     cluster.ledger = Ledger()
     cluster.run(NUM_ITERATIONS, pause_odds=pause_odds, losses=losses, joins=joins, fits=fits)
     (life,) = cluster.ledger.lives
+    kinds = workload.kinds_of_groups
+    in_group = sum(workload.size_of(own) * workload.steps_of(own, NUM_STEPS) for own in kinds)
     for index in range(NUM_ITERATIONS):
         asked, lost = life.asked[index], life.lost.get(index, Work())
-        steps = workload.num_groups * workload.group_size * NUM_STEPS
+        steps = workload.num_groups * in_group
         pairs = len(cluster.expected_pairs(index))
         assert steps <= asked.sample_steps <= steps + lost.sample_steps
         assert pairs <= asked.pairs <= pairs + lost.pairs

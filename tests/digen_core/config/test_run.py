@@ -196,7 +196,8 @@ def test_config_show_prints_every_key_with_its_help(capsys):
     names = {line.split(" = ")[0] for line in lines if " = " in line and line[0] != "#"}
     tables = {line.strip("[]").rpartition(".")[2] for line in lines if line.startswith("[")}
     options = set(ShapesConfig.model_fields) | set(FlowGrpo.model_fields)
-    chosen = ("algorithm.", "model.adapters.", "model.cuts.")  # tables of which a config has some
+    # tables of which a config has some
+    chosen = ("algorithm.", "model.adapters.", "model.cuts.", "rollout.screening.")
     keys = {key.rpartition(".")[2] for key in known_keys() if not key.startswith(chosen)}
     assert names | tables == (keys - {NAME}) | {"shapes"} | options
 
@@ -282,7 +283,7 @@ def test_an_error_names_every_wrong_key_with_its_value(tmp_path):
     [
         ("rollout.gruop_size", "did you mean rollout.group_size?"),
         ("group_size", "did you mean rollout.group_size?"),
-        ("num_steps", "did you mean rollout.num_steps or evaluation.num_steps?"),
+        ("num_steps", "rollout.num_steps or rollout.screening.num_steps or evaluation.num_steps?"),
         ("rolout.group_size", "did you mean rollout.group_size?"),
         ("train.lora.rnk", "did you mean train.lora.rank?"),
         ("xyzzy", "'digen config show' lists all keys"),

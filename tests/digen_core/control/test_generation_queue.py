@@ -26,6 +26,9 @@ class PlainQueue:
     def add(self, part, next_step=0):
         self.items.append((self.places[part.group], part, next_step))
 
+    def succeed(self, old, new):
+        self.places[new], self.versions[new] = self.places[old], self.versions[old]
+
     def restart(self, part):
         self.items = [item for item in self.items if item[1] != part]
         self.add(part)
@@ -41,6 +44,20 @@ class PlainQueue:
         return None
 
 
+def succeed_one(queue, plain, succeeded: set[int], random: Random, size: int):
+    """Put, now and then, a new group in the place of one that has begun."""
+    begun = sorted(queue.versions.keys() - succeeded)
+    if not begun or random.random() > 0.1:
+        return
+    old = random.choice(begun)
+    new = old + 100
+    succeeded |= {old, new}
+    for one in (queue, plain):
+        one.succeed(old, new)
+        for index in range(size):
+            one.add(fragment(new, index))
+
+
 @settings(max_examples=100)
 @given(st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_what_is_taken(num_groups: int, size: int, random: Random):
@@ -50,7 +67,9 @@ def test_what_is_taken(num_groups: int, size: int, random: Random):
         for index in range(size):
             queue.add(fragment(group, index))
             plain.add(fragment(group, index))
+    succeeded: set[int] = set()
     for _ in range(40):
+        succeed_one(queue, plain, succeeded, random, size)
         held = set(random.sample(range(3), random.randint(0, 2)))
         newest = random.choice([None, max(held, default=-1)])
         waiting = [part for _, part, _ in plain.items]

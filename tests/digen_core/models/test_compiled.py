@@ -81,7 +81,7 @@ def test_compiled_blocks_compute_in_float8_where_others_do(tiny_flux):
         for policy in policies:
             set_weights(policy, weights)
             with torch.no_grad():
-                with policy.sampling():
+                with policy.sampling("float8"):
                     found.append(policy.velocity(x, torch.full((3,), 0.5), rows))
                 found.append(policy.velocity(x, torch.full((3,), 0.5), rows))
         low, own, compiled_low, compiled_own = found

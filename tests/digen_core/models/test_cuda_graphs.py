@@ -59,7 +59,7 @@ def sampled(policy, count=2, seed=0, sigma=0.5, condition=None):
     x = torch.randn(count, *policy.latent_shape, generator=generator, dtype=torch.float64)
     if condition is None:
         condition = noise_condition(policy, count, seed)
-    with policy.sampling():
+    with policy.sampling("float8"):
         return policy.velocity(x.to(policy.latent_dtype), torch.full((count,), sigma), condition)
 
 

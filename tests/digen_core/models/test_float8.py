@@ -192,7 +192,7 @@ def test_samples_alone_are_in_float8(tiny_families, name, lora):
     assert not plain.float8
     count = LAYERS[family_of(name)] * (2 if "a14b" in name else 1)
     assert len(policy.float8) == count
-    with torch.no_grad(), policy.sampling():
+    with torch.no_grad(), policy.sampling("float8"):
         sampled = velocity(policy)
     own = velocity(policy).detach()
     assert torch.equal(own, velocity(plain).detach())
@@ -206,7 +206,7 @@ def test_samples_alone_are_in_float8(tiny_families, name, lora):
         assert torch.equal(parameter, trainable_parameters(plain)[key])
     with reference_weights(policy), reference_weights(plain):
         assert torch.equal(velocity(policy), velocity(plain))
-    with torch.no_grad(), policy.sampling(), plain.sampling():
+    with torch.no_grad(), policy.sampling("float8"), plain.sampling("model"):
         assert torch.equal(velocity(policy), sampled)
         assert torch.equal(velocity(plain), own)
 
@@ -220,9 +220,9 @@ def test_samples_are_those_of_the_version_that_is_active(tiny_flux, lora):
         store.hold(version, own)
     for version in (0, 1, 0):
         store.activate(version)
-        with torch.no_grad(), policy.sampling():
+        with torch.no_grad(), policy.sampling("float8"):
             found.append(velocity(policy))
-    with store.temporary(weights[1]), torch.no_grad(), policy.sampling():
+    with store.temporary(weights[1]), torch.no_grad(), policy.sampling("float8"):
         found.append(velocity(policy))
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
@@ -233,7 +233,7 @@ def test_evaluations_have_the_models_own_precision(tiny_flux):
     prompts, made = [Prompt("a red circle"), Prompt("two blue squares")], []
     for precision in ("model", "float8"):
         policy = prepared(tiny_flux, "flux", precision)
-        with torch.no_grad(), policy.sampling():
+        with torch.no_grad(), policy.sampling("float8"):
             velocity(policy)
         made.append(sample_images(policy, prompts, [0, 1], num_samples=2, num_steps=3, seed=0))
     assert torch.equal(*made)

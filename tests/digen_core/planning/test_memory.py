@@ -225,7 +225,7 @@ def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
 
     @torch.no_grad()
     def step(count, condition):
-        with policy.sampling():
+        with policy.sampling("float8"):
             x = torch.randn(count, *policy.latent_shape)
             policy.velocity(x, 0.8 * torch.rand(count), condition)
 

@@ -9,6 +9,7 @@ from digen_core.control.protocol import Fragment, FragmentScored
 from digen_core.data.prompts import Prompt
 from flows.runtime.group_scoring import GroupScoring
 from tasks.receipts import Ran, Receipt, Scored
+from tasks.workers import RealWorkers
 
 A, B = (Fragment(3, 1, index, 2 * index, 2) for index in range(2))
 PROMPT = Prompt("a cat")
@@ -41,7 +42,8 @@ REWARDS = {"shapes": 1, "here": OWN, "there": {**OWN, "pool": "judges"}}
 
 def scoring_of(rewards):
     tree = {"rewards": rewards, "rollout": {"group_size": 4, "fragment_size": 2}}
-    run = SimpleNamespace(config=RunConfig.model_validate(tree), run_dir="run")
+    config = RunConfig.model_validate(tree)
+    run = SimpleNamespace(config=config, run_dir="run", workers=RealWorkers(config))
     return GroupScoring(run, Submitter())
 
 

@@ -1,0 +1,64 @@
+"""Candidates in simulated iterations: what they take, and that samples follow them at once."""
+
+from dataclasses import replace
+
+import pytest
+
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import Schedule, Screening
+from digen_core.sim.simulator import simulate
+from support.random_cluster import make_costs, make_devices, make_workload
+
+STEP = 0.1  # of no sample, and of each: of make_costs
+WORK = make_workload(
+    num_groups=6,
+    group_size=4,
+    trained_per_group=4,
+    fragment_size=4,
+    num_steps=8,
+    screening=Screening(num_candidates=16, num_steps=4),
+)
+NUM_ITERATIONS = 4
+
+
+def simulated(workload, layout="tsp", **schedule):
+    devices = make_devices(layout, 2, 2)
+    made = Schedule(LAYOUTS[layout], **schedule)
+    return simulate(
+        devices,
+        workload,
+        made,
+        make_costs(),
+        trained_steps=(0, 1),
+        num_iterations=NUM_ITERATIONS,
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_candidates_are_generated_in_every_layout(layout):
+    """Four fragments of 4 steps, then one of 8, all of 4 samples: 5 times 0.1 s a step."""
+    report = simulated(WORK, layout)
+    denoised = [span for span in report.spans if span.kind == "denoise"]
+    seconds = {True: 0.0, False: 0.0}
+    for span in denoised:
+        seconds[WORK.screens(span.group)] += span.ended - span.started
+    per_group = NUM_ITERATIONS * WORK.num_groups
+    assert seconds[True] == pytest.approx(per_group * 4 * 4 * 5 * STEP)
+    assert seconds[False] == pytest.approx(per_group * 8 * 5 * STEP)
+    work = make_costs().kinds["default"].generation(WORK)
+    assert sum(seconds.values()) == pytest.approx(NUM_ITERATIONS * work)
+
+
+def test_samples_follow_their_candidates_before_others_begin():
+    """So trainers have pairs as early as with the candidates of one group, not of all."""
+    (first, *_), spans = range(WORK.num_groups), simulated(WORK).spans
+    samples = [s for s in spans if s.kind == "denoise" and s.group == first + WORK.num_groups]
+    candidates = [s for s in spans if s.kind == "denoise" and WORK.screens(s.group)]
+    began = min(span.started for span in samples if span.iteration == 0)
+    assert began < max(span.started for span in candidates if span.iteration == 0)
+
+
+def test_few_steps_of_candidates_take_less_than_all_of_them_as_samples():
+    """16 samples of 8 steps of which 4 are trained: 128 against 96 steps of samples a group."""
+    whole = replace(WORK, group_size=16, screening=None)
+    assert simulated(WORK).seconds < simulated(whole).seconds

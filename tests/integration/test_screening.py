@@ -1,0 +1,75 @@
+"""Samples that stand for chosen candidates: the weights of the serial loop, in every layout."""
+
+from collections import defaultdict
+
+import pytest
+
+from support.layout_runs import Case, check_weights, marked
+
+pytestmark = pytest.mark.slow
+
+CANDIDATES = 7
+FEW_STEPS = {"rollout.screening": {"candidates": CANDIDATES, "num_steps": 2}}
+IN_FLOAT8 = {"rollout.screening": {"candidates": CANDIDATES, "precision": "float8"}}
+NFT = {"algorithm.type": "diffusion_nft"}
+AS_SAMPLES = {"rollout.screening": {"candidates": CANDIDATES}}
+ODD = {
+    "rewards": {
+        "odd": {
+            "type": "function",
+            "function": "smooth_rewards:sometimes_none",
+            "on_failure": "drop",
+        }
+    }
+}
+REFILLED = {"rewards": {"smooth_rewards:partly_equal": 1.0}, "rollout.refill": 2}
+CASES = [
+    (Case("tag", (2, 1), 2, 3, helping=True, pauses=True), IN_FLOAT8),
+    (Case("tcss", (2, 1), 2, 3, helping=True, share=1.0), FEW_STEPS),
+    (Case("colocated", (3,), 2, 3), IN_FLOAT8),
+    (Case("elastic", (2, 2), 2, 3, helping=True), FEW_STEPS | REFILLED),
+    (Case("disaggregated", (2, 2), 4, 8), FEW_STEPS | {"algorithm.advantage_scale": "batch"}),
+    (Case("gap", (2, 1), 1, 3), IN_FLOAT8),
+    (Case("tsp", (1, 2), 2, 3), FEW_STEPS),
+    (Case("colocated-strong", (2,), 2, 3), FEW_STEPS),
+    (Case("tag", (2, 1), 2, 3, helping=True), FEW_STEPS | ODD | {"rollout.refill": 1}),
+]
+
+
+@pytest.mark.parametrize(("case", "changes"), marked(CASES, (0,), "layouts"), ids=str)
+def test_samples_that_stand_for_candidates_give_the_weights_of_the_serial_loop(
+    case, changes, run_layout
+):
+    run = run_layout(case, **changes)
+    check_weights(run)
+    _check_rows(run)
+    spans = [span for span in run.spans if span.kind == "score" and span.num_items]
+    assert any(span.group < run.config.rollout.prompts_per_iteration for span in spans)
+
+
+@pytest.mark.layouts
+def test_a_candidate_is_the_sample_that_stands_for_it(run_layout):
+    """In the model's precision, and with as many steps: to the last digits."""
+    run = run_layout(Case("tag", (2, 1), 2, 3, helping=True), **AS_SAMPLES)
+    _check_rows(run)
+    for row in run.samples():
+        assert row["reward"] == pytest.approx(row["screened_reward"], rel=1e-9)
+    for record in run.records:
+        assert record.metrics["screening/rank_correlation"] == pytest.approx(1)
+        assert record.metrics["screening/reward"] != record.metrics["reward/mean"]
+
+
+def _check_rows(run):
+    """Each sample of a group stands for another candidate, and candidates have no rows."""
+    groups = defaultdict(list)
+    for row in run.samples():
+        groups[row["iteration"], row["group"]].append(row)
+    config = run.config.rollout
+    for (_, group), rows in groups.items():
+        assert not config.screens(group)
+        chosen = [row["candidate"] for row in rows]
+        assert chosen == sorted(set(chosen)), "each stands for another candidate"
+        assert 0 <= chosen[0] <= chosen[-1] < CANDIDATES
+        assert len(rows) == config.group_size
+    for record in run.records:
+        assert -1 <= record.metrics.get("screening/rank_correlation", 0) <= 1
