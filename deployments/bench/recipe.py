@@ -49,6 +49,7 @@ NUM_STEPS: Final = 6  # most windows and tails fit
 SMALLER: Final = {
     "model.dtype": "float32",
     "model.device": "cpu",
+    "model.compile": False,  # which takes minutes here
     "model.height": 32,
     "model.width": 32,
     "model.max_sequence_length": 24,
@@ -91,6 +92,12 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
     if config.algorithm.best_of:
         share = config.algorithm.best_of / config.rollout.group_size
         changes["algorithm.best_of"] = max(2, round(share * GROUP))
+    if screening := config.rollout.screening:
+        share = screening.candidates / config.rollout.group_size
+        changes["rollout.screening.candidates"] = round(share * GROUP)
+        if screening.num_steps is not None:
+            few = steps * screening.num_steps / config.rollout.num_steps
+            changes["rollout.screening.num_steps"] = max(1, round(few))
     if lora := config.train.lora:
         changes["train.lora.rank"] = 4
         changes["train.lora.alpha"] = 4 * lora.alpha / lora.rank  # the same scale
