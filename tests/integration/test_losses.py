@@ -475,7 +475,7 @@ def end_for_good(process: subprocess.Popen) -> Callable[[Story], None]:
 @pytest.mark.parametrize(
     ("hosts", "single", "changes"),
     [
-        (("127.0.0.2", "127.0.0.3"), "single", {"parallel__stages": 2}),
+        operation(("127.0.0.2", "127.0.0.3"), "single", {"parallel__stages": 2}),
         nightly(("127.0.0.1", "127.0.0.1"), "single", {"parallel__shard_weights": True}),
         nightly(("127.0.0.2", "127.0.0.1"), "alone", {"parallel__stages": 2}),  # the room trains
     ],

@@ -213,7 +213,7 @@ class OnTheHost(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("model", [*MODELS, DISTILLED])
+@pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED]))
 def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
     """The second one: the first puts tables where the device is."""
     policy = prepared(tiny_families[model], model, graphs=False)

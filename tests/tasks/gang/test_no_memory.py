@@ -88,9 +88,14 @@ def test_what_a_stage_has_no_room_for_is_said_though_others_wait_for_it(
         call(bodies.train_twice, tiny_families["flux"], {"stages": 3}, rank, place)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("role", "what"), [("rollout", "to denoise one sample"), ("trainer", "for the gradient of one")]
+    ("rank", "role", "what"),
+    [
+        (1, "rollout", "to denoise one sample"),
+        (0, "trainer", "for the gradient of one"),
+        pytest.param(0, "rollout", "to denoise one sample", marks=pytest.mark.nightly),
+        pytest.param(1, "trainer", "for the gradient of one", marks=pytest.mark.nightly),
+    ],
 )
 def test_what_a_gang_cannot_measure_together_it_cannot_do(gang, tiny_flux, rank, role, what):
     """Where one member left a size out, the others would wait for it in the next pass."""
