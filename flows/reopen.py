@@ -31,7 +31,7 @@ from digen_core.checkpoints.manifest import (
 )
 from digen_core.checkpoints.resume import AUTO, Resumption, newest_run, resumption_of
 from digen_core.checkpoints.retention import evaluations_of
-from digen_core.checkpoints.run_state import LOCK_OF_RUN
+from digen_core.checkpoints.run_state import LOCK_OF_RUN, trained_elsewhere
 from digen_core.config.load import CONFIG_OF_RUN, require_run
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
@@ -79,10 +79,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     path = run_dir / LOCK_OF_RUN
     with try_lock(path) as is_ours:
         if not is_ours:
-            raise UserError(
-                f"{run_dir} is being trained by process {path.read_text()}; wait until it has "
-                "ended, or stop it first"
-            )
+            raise trained_elsewhere(run_dir, path.read_text())
         path.write_text(f"{os.getpid()} on {os.uname().nodename}")
         yield
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from deployments.overrides import ConfigTokens, config_of, parse_arguments
 from digen_core.checkpoints.judging import Judging
 from digen_core.checkpoints.resume import AUTO, newest_run, resumption_of
+from digen_core.checkpoints.run_state import require_idle
 from digen_core.checkpoints.suites import SUITES, SuiteName
 from digen_core.config.keys import parse_value
 from digen_core.config.load import require_run
@@ -42,6 +43,8 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     config = config_of(tokens, "digen train", None if is_auto else resume)
     if is_auto:
         resume = newest_run(config)
+    if resume is not None:
+        require_idle(resume)
 
     from digen_core.preflight.run import check_run
 

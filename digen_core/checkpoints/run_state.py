@@ -120,6 +120,28 @@ def holder_of(run_dir: Path) -> Holder | None:
     return None
 
 
+def require_idle(run_dir: Path) -> None:
+    """Check that no process trains a run, as far as its folder tells.
+
+    Raises:
+        UserError: one does.
+    """
+    if holder := holder_of(run_dir):
+        raise trained_elsewhere(run_dir, f"{holder.pid} on {holder.host}")
+
+
+def trained_elsewhere(run_dir: Path, holder: str) -> UserError:
+    """Return the error of who wants to write in a run's folder while another process does.
+
+    Args:
+        run_dir: folder of the run.
+        holder: that process, as its lock names it.
+    """
+    return UserError(
+        f"{run_dir} is being trained by process {holder}; wait until it has ended, or stop it first"
+    )
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -71,7 +71,8 @@ def go_on(
         logged = () if spool else _logged_in(client, info)
     except MlflowError as error:
         raise UserError(
-            f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}"
+            f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}; "
+            "name the MLflow that it began in: tracking.mlflow_uri"
         ) from error
     run = RunOfSpool(
         uri=uri, experiment_id=info.experiment_id, mlflow_run_id=run_id, name=info.run_name

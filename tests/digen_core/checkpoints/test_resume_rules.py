@@ -171,6 +171,21 @@ def test_two_do_not_write_to_one_run(run_dir):
         pass
 
 
+def test_a_run_that_is_being_trained_is_refused_before_anything_starts(
+    run_dir, capsys, monkeypatch
+):
+    def starts(*args):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr("deployments.local.run_training", starts)
+    monkeypatch.setattr("digen_core.preflight.run.check_run", starts)
+    with locked(run_dir):
+        assert run(["train", "--resume", "runs/test-1"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"runs/test-1 is being trained by process {os.getpid()} on " in err
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
