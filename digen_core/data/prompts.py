@@ -54,15 +54,18 @@ class Prompt:
     @property
     def key(self) -> str:
         """What tells it from others: what a model is given, the text or JSON with the rest."""
-        text = self.given_text
-        if self.negative is None and not self.images:
-            return text
-        return json.dumps([text, [image.digest for image in self.images], self.negative])
+        return self._key(self.text, self.negative)
 
     @property
     def normal_key(self) -> str:
         """What is asked for, in the form in which equal prompts are equal."""
-        return replace(self, text=normal_text(self.text), negative=None).key
+        return self._key(normal_text(self.text), None)
+
+    def _key(self, text: str, negative: str | None) -> str:
+        given = "" if self.is_emptied else text
+        if negative is None and not self.images:
+            return given
+        return json.dumps([given, [image.digest for image in self.images], negative])
 
     def shown_in(self, size: Size) -> "Prompt":
         """Return it with no more of its images than a model is shown in a size, and no samples."""
@@ -96,17 +99,7 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
     """
     prompts = config.prompts
     rows = _rows_of_split(config, prompts.train_split, _columns_of_training(config))
-    folder = _folder_of(prompts.train)
-    found = [
-        replace(
-            prompt,
-            weight=1.0 if prompts.weight_column is None else weight_in(row, prompts.weight_column),
-            samples=given_images(row, prompts.sample_columns, folder),
-            scores=scores_in(row, config.rewards),
-            num_steps=steps_in(row, prompts.steps_column, config.rollout.num_steps),
-        )
-        for row, prompt in zip(rows, _parse(config, rows, prompts.train), strict=True)
-    ]
+    found = _parse(config, rows, prompts.train, is_trained=True)
     if prompts.evaluation_fraction is not None:
         held_out = _held_out(config, found)
         found = [prompt for prompt in found if prompt.normal_key not in held_out]
@@ -243,8 +236,17 @@ def _folder_of(path: str) -> Path:
     return place if place.is_dir() else place.parent
 
 
-def _parse(config: RunConfig, rows: Sequence[Row], path: str) -> list[Prompt]:
-    """Return the prompts of rows, whose images are seen from where ``path`` leads."""
+def _parse(
+    config: RunConfig, rows: Sequence[Row], path: str, *, is_trained: bool = False
+) -> list[Prompt]:
+    """Return the prompts of rows, whose images are seen from where ``path`` leads.
+
+    Args:
+        config: of the run.
+        rows: of the prompts.
+        path: of their file or folder.
+        is_trained: whether they have what only prompts have that are trained on.
+    """
     prompts, folder = config.prompts, _folder_of(path)
     image_column = prompts.image_column
     found = [
@@ -256,12 +258,25 @@ def _parse(config: RunConfig, rows: Sequence[Row], path: str) -> list[Prompt]:
             if image_column is None
             else source_images(row, image_column, folder, config.model),
             negative=_negative(row, prompts.negative_column),
+            **(_of_training(config, row, folder) if is_trained else {}),
         )
         for row in rows
     ]
     for prompt in found:
         _require_no_marks(prompt, FAMILIES[config.model.family])
     return found
+
+
+def _of_training(config: RunConfig, row: Row, folder: Path) -> dict[str, Any]:
+    """Return what only prompts have that are trained on, by the names of a Prompt."""
+    prompts = config.prompts
+    column = prompts.weight_column
+    return {
+        "weight": 1.0 if column is None else weight_in(row, column),
+        "samples": given_images(row, prompts.sample_columns, folder),
+        "scores": scores_in(row, config.rewards),
+        "num_steps": steps_in(row, prompts.steps_column, config.rollout.num_steps),
+    }
 
 
 def _require_no_marks(prompt: Prompt, family: Family) -> None:

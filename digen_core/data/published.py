@@ -149,7 +149,7 @@ def columns_of(wanted: Sequence[str], found: Sequence[str], path: Path | str) ->
         if own[name] is None and not any(name in table.maybe for table in told):
             raise ConfigError(
                 f"{path} has no column {name!r}, which the config's [prompts] names; it has "
-                f"{listed(found)}"
+                f"{listed(found) or 'none'}"
             )
     is_renamed = own.get(TEXT_COLUMN, TEXT_COLUMN) != TEXT_COLUMN
     return Columns(own, told[0] if is_renamed else None)

@@ -40,9 +40,9 @@ def json_lines_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             raise ConfigError(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} line {number} is {shown(line.strip(), 80)}, not an object")
-        if number > MAX_ROWS:
-            break
         rows.append(Row(f"{path} line {number}", values))
+        if len(rows) > MAX_ROWS:
+            break
     yield from _of_objects(rows, columns, path)
 
 

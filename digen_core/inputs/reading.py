@@ -25,6 +25,12 @@ MiB."""
 
 _MOST_PARTS: Final = 64  # of a key in TOML, whose parser takes their number's square
 _DEEP_KEY: Final = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+_REMEDIES: Final = {
+    b"\xff\xfe": "save it as UTF-8",  # UTF-16
+    b"\xfe\xff": "save it as UTF-8",
+    b"\x1f\x8b": "it is compressed by gzip, unpack it",
+}
+"""What to do about a file that is no text, by how it begins."""
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -90,8 +96,8 @@ def read_text(path: Path, what: str, limit: int) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        hint = "; save it as UTF-8" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise UnreadableError(f"cannot read {what} {path}: {error}{hint}") from error
+        hint = _REMEDIES.get(content[:2], "it has to be text in UTF-8")
+        raise UnreadableError(f"cannot read {what} {path}: {error}; {hint}") from error
 
 
 def read_json(path: Path, what: str, limit: int = JSON_BYTES) -> Any:

@@ -42,6 +42,7 @@ from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError, UserError
+from digen_core.inputs.reading import shown
 from digen_core.preflight.asked import (
     check_compared_texts,
     check_kinds,
@@ -190,8 +191,8 @@ def _check_shapes_prompts(train: list[Prompt], evaluation: list[Prompt]) -> None
             known, other = found.setdefault(parse_prompt(prompt.text), (prompts, prompt))
             if known is not prompts:
                 raise ConfigError(
-                    f"the evaluation prompt {prompt.text!r} asks for the same as the train prompt "
-                    f"{other.text!r}; keep one of them"
+                    f"the evaluation prompt {shown(prompt.text)} asks for the same as the train "
+                    f"prompt {shown(other.text)}; keep one of them"
                 )
 
 
@@ -263,8 +264,8 @@ def _check_function(reward: FunctionConfig) -> None:
     if isinstance(found, type):
         _check_call(reward.function, "made", found, (), ("device", *reward.options))
     else:
-        shown = "latents" if reward.takes == "latents" else "images"
-        _check_call(reward.function, "called", found, (shown, "prompts"), ())
+        seen = "latents" if reward.takes == "latents" else "images"
+        _check_call(reward.function, "called", found, (seen, "prompts"), ())
 
 
 def _is_pythons(module: str) -> bool:

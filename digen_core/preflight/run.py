@@ -12,6 +12,7 @@ from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
+from digen_core.inputs.reading import shown
 from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
 from digen_core.preflight.network import check_scheduler, check_tracking, check_writable
@@ -77,7 +78,7 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
     if shared:
         raise ConfigError(
             f"{len(shared)} of {len(evaluation)} prompts of the suite were trained on, the first "
-            f"being {shared[0].text!r}; what is found on them says nothing of others"
+            f"being {shown(shared[0].text)}; what is found on them says nothing of others"
         )
     check_rewards(config, [], evaluation)
     check_model(config)
@@ -91,7 +92,7 @@ def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Pro
         return
     what = (
         f"{len(shared)} of {len(evaluation)} evaluation prompts are trained on, the first being "
-        f"{shared[0].text!r}"
+        f"{shown(shared[0].text)}"
     )
     if config.prompts.evaluation is None:
         raise ConfigError(f"{what}; put all its rows into one split ({shared[0].origin})")

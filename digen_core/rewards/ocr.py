@@ -22,6 +22,7 @@ from torch import Tensor
 
 from digen_core.config.rewards.verifiers import OcrConfig
 from digen_core.data.prompts import Metadata
+from digen_core.inputs.reading import shown
 from digen_core.rewards.pixels import as_pixels
 
 _QUOTED: Final = re.compile(r'"([^"]*)"|“([^”]*)”')
@@ -95,8 +96,8 @@ def quoted_text(prompt: str) -> str:
     text = (found[1] or found[2] or "") if found else ""
     if not text.strip():
         raise ValueError(
-            f"the prompt {prompt!r} quotes no text to be read; write it in double quotes, as in "
-            'a sign that says "Open"'
+            f"the prompt {shown(prompt)} quotes no text to be read; write it in double "
+            'quotes, as in a sign that says "Open"'
         )
     return text
 

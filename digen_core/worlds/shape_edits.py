@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from digen_core.inputs.reading import shown
 from digen_core.worlds.shapes import COLORS, RELATIONS, SHAPES, Item, Scene, layout, paint
 
 Pixels = NDArray[np.uint8]
@@ -54,8 +55,8 @@ def parse_edit(text: str) -> Edit:
     edit = {edit.text: edit for edit in _edits()}.get(text)
     if edit is None:
         raise ValueError(
-            f"prompt {text!r} is no edit of the shapes world; it knows 'make the blue circle red' "
-            f"with colours {', '.join(COLORS)} and shapes {', '.join(SHAPES)}"
+            f"prompt {shown(text)} is no edit of the shapes world; it knows 'make the blue circle "
+            f"red' with colours {', '.join(COLORS)} and shapes {', '.join(SHAPES)}"
         )
     return edit
 

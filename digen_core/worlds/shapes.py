@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from digen_core.inputs.reading import shown
+
 IMAGE_SIZE: Final = 32
 BACKGROUND: Final = (22, 22, 30)
 COLORS: Final[dict[str, tuple[int, int, int]]] = {
@@ -75,7 +77,7 @@ def parse_prompt(text: str) -> Scene:
     scene = _scenes_by_text().get(text)
     if scene is None:
         raise ValueError(
-            f"prompt {text!r} is outside the shapes world; it knows 'a red circle', "
+            f"prompt {shown(text)} is outside the shapes world; it knows 'a red circle', "
             "'two|three|four red circles' and 'a red circle left of|right of|above|below "
             f"a blue square' (differing in colour and shape) with colours {', '.join(COLORS)} "
             f"and shapes {', '.join(SHAPES)}"

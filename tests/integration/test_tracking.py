@@ -414,7 +414,9 @@ def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):
     tracker.finish("FAILED")
     with pytest.raises(UserError, match="does not say which run of MLflow it is"):
         Tracker.resume(config_in(runs_dir), tmp_path)
-    told = "cannot continue run 123 in MLflow at sqlite.*not found; name the MLflow that it began in"
+    told = (
+        "cannot continue run 123 in MLflow at sqlite.*not found; name the MLflow that it began in"
+    )
     with pytest.raises(UserError, match=told):
         Tracker.resume(config_in(runs_dir), tmp_path, "123")
 

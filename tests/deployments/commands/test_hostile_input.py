@@ -1,5 +1,6 @@
 """Input that no honest user writes: one line in seconds, whatever it is, and bounded memory."""
 
+import gzip
 import json
 import os
 import socket
@@ -14,10 +15,12 @@ import pytest
 
 from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.errors import UserError
+from digen_core.inputs.reading import shown
 
 DEEP = "[" * 200_000
 DIGITS = "9" * 5000
 LONG = "a" * 5000
+LONG_PROMPT = shown(("a red circle " * 5000).strip())
 RUN = "runs/r"
 ONE = ("--rollout.prompts-per-iteration", "1")
 JPEG = ("--rewards", "{jpeg_compressibility=1}")
@@ -280,7 +283,32 @@ FILES: dict[str, tuple[Spoil, list[str], str]] = {
     "UTF-16": (
         write("p.txt", "a red circle\n".encode("utf-16")),
         prompts("p.txt"),
-        "cannot read the prompt file p.txt: 'utf-8' codec can't decode",
+        "in position 0: invalid start byte; save it as UTF-8",
+    ),
+    "a compressed text": (
+        write("p.jsonl", gzip.compress(b'{"prompt": "a red circle"}')),
+        prompts("p.jsonl"),
+        "in position 1: invalid start byte; it is compressed by gzip, unpack it",
+    ),
+    "another encoding": (
+        write("p.txt", "a caf\u00e9\n".encode("latin-1")),
+        prompts("p.txt"),
+        "invalid continuation byte; it has to be text in UTF-8",
+    ),
+    "a table without a header": (
+        write("p.csv", ""),
+        prompts("p.csv"),
+        "p.csv has no column 'prompt', which the config's [prompts] names; it has none",
+    ),
+    "a long prompt that a reward refuses": (
+        write("p.txt", "a red circle " * 5000),
+        prompts("p.txt", *ONE),
+        f"prompt {LONG_PROMPT} is outside the shapes world; it knows",
+    ),
+    "a long prompt that is trained on and judged by": (
+        write("p.txt", "a red circle " * 5000),
+        prompts("p.txt", *JPEG, *ONE, "--prompts.evaluation", "p.txt"),
+        f"1 of 1 evaluation prompts are trained on, the first being {LONG_PROMPT}; keep them in",
     ),
     "UTF-16 without its mark": (
         write("p.txt", "a red circle\n".encode("utf-16-le")),

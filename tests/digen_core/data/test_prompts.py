@@ -97,6 +97,28 @@ def test_every_kind_of_file_gives_the_same_prompts(write, tmp_path):
     assert evaluation_prompts(config) == [Prompt("two green\ntriangles", {"text": "“x”"})]
 
 
+@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.jsonl", "p.json", "p.parquet"])
+def test_of_more_rows_than_can_be_held_none_is_left_out_in_silence(name, tmp_path, monkeypatch):
+    for module in ("tables", "texts", "arrow"):
+        monkeypatch.setattr(f"digen_core.data.{module}.MAX_ROWS", 3, raising=False)
+
+    def found(count):
+        texts, path = [f"a circle, {number}" for number in range(count)], tmp_path / name
+        as_json = [json.dumps({"prompt": text}) for text in texts]
+        if name == "p.parquet":
+            pq.write_table(pa.table({"prompt": texts}), path)
+        elif name == "p.csv":
+            path.write_text("\n".join(["prompt", *(f'"{text}"' for text in texts)]))
+        else:
+            lines = {"p.txt": texts, "p.jsonl": as_json, "p.json": [json.dumps(texts)]}[name]
+            path.write_text("\n".join(lines))
+        return len(train_prompts(config_of(train=str(path))))
+
+    assert found(3) == 3
+    with pytest.raises(UserError, match=r"p\.\w+ holds more than .* rows or .* give fewer"):
+        found(4)
+
+
 def test_text_files_are_read_line_by_line(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text(" a red circle \n\n\ttwo blue squares\n \n", encoding="utf-8")
