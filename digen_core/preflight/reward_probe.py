@@ -106,6 +106,7 @@ def probe(
     Raises:
         ConfigError: a reward fails that may not.
     """
+    from digen_core.inputs.reading import shown as text_of
     from digen_core.rewards.asked import Asked
     from digen_core.rewards.scoring import RewardError, score_images
 
@@ -124,7 +125,7 @@ def probe(
             shown = _described(size)
             if strict.takes == "latents" and latents is not None:
                 shown = f"noise in place of two latents, {list(latents.shape[1:])},"
-            what = f"{error}; it was tried on {shown} for {asked.prompts[0]!r}"
+            what = f"{error}; it was tried on {shown} for {text_of(asked.prompts[0])}"
             if rewards[name].on_failure == "fail":
                 raise ConfigError(what) from error
             warn(what)

@@ -1,11 +1,10 @@
 """Attempts at a reward: how often and when it is called again, and the errors that say so."""
 
-import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from tenacity import (
     RetryCallState,
-    before_sleep_log,
     retry_if_exception,
     stop_after_attempt,
     wait_random_exponential,
@@ -14,8 +13,6 @@ from torch import Tensor
 
 from digen_core.config.rewards.base import CalledReward
 from digen_core.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS: Final = 60.0
 
@@ -52,8 +49,13 @@ class PartialError(PermanentError):
         self.scores = scores
 
 
-def attempts_of(config: CalledReward) -> dict[str, Any]:
-    """Return how often and when tenacity calls again, for its ``Retrying`` or ``AsyncRetrying``."""
+def attempts_of(config: CalledReward, note: Callable[[RetryCallState], None]) -> dict[str, Any]:
+    """Return how often and when tenacity calls again, for its ``Retrying`` or ``AsyncRetrying``.
+
+    Args:
+        config: of the reward.
+        note: is called before each pause.
+    """
     drawn = wait_random_exponential(config.backoff_seconds, max=MAX_BACKOFF_SECONDS)
 
     def pause(state: RetryCallState) -> float:
@@ -65,7 +67,7 @@ def attempts_of(config: CalledReward) -> dict[str, Any]:
         "stop": stop_after_attempt(config.max_attempts),
         "wait": pause,
         "retry": retry_if_exception(_may_pass),
-        "before_sleep": before_sleep_log(logger, logging.WARNING),
+        "before_sleep": note,
         "reraise": True,
     }
 

@@ -14,20 +14,21 @@ B prompts are the same.
 
 import inspect
 import logging
-import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tenacity import Retrying
+from tenacity import RetryCallState, Retrying
 from torch import Tensor
 
 from digen_core.config.rewards import CalledConfig
 from digen_core.config.rewards.base import VideoReward
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
+from digen_core.inputs.reading import shown
 from digen_core.rewards.asked import Asked
 from digen_core.rewards.attempts import (
     PartialError,
@@ -43,6 +44,11 @@ logger = logging.getLogger(__name__)
 
 RewardFn = Callable[..., Tensor | Mapping[str, Tensor]]
 Array = NDArray[np.float64]
+
+MOST: Final = 1e15
+"""How far from 0 a number may be: float64 keeps tenths beside it; sums of squares stay finite."""
+COMPONENT: Final = re.compile(r"(?=.{1,100}$)\w[\w.: -]*(/\w[\w.: -]*)*")
+"""Names of components: they become metrics, whose names MLflow takes so, and columns."""
 
 _CONSEQUENCES: Final = {"neutral": "it is neutral for", "drop": "it drops the groups of"}
 
@@ -83,8 +89,9 @@ def score_images(
         until `failures.settle` fills it in.
 
     Raises:
-        RewardError: a function raised, or returned NaN, Inf or the wrong number of values, and that
-            ends the run; or a sample has values that are not finite.
+        RewardError: a function raised, or returned NaN, Inf, a number further from 0 than `MOST`,
+            the wrong number of values, or names that no metric has, and that ends the run; or a
+            sample has values that are not finite.
         UserError: a reward takes videos, but these are images.
     """
     check_finite(images, latents)
@@ -148,7 +155,7 @@ def _score(
     means = {key: values.reshape(-1, num_frames).mean(axis=1) for key, values in found.items()}
     if config.on_failure == "fail":
         return means
-    failed = ~np.isfinite(means["score"])
+    failed = ~_is_score(means["score"])
     if failure is not None:
         follows = f"{_CONSEQUENCES[config.on_failure]} these {failed.sum()} samples"
         note(f"{failure}; {follows if failed.any() else 'all samples have a score without it'}")
@@ -187,7 +194,15 @@ def _components(
     name: str, function: RewardFn, config: CalledConfig, images: Tensor, asked: Asked
 ) -> dict[str, Array]:
     """Return the components of one reward; their values may be NaN or Inf."""
-    attempts = Retrying(**attempts_of(config))
+
+    def note(state: RetryCallState) -> None:
+        error = state.outcome and state.outcome.exception()
+        pause = state.next_action.sleep if state.next_action else 0.0
+        if error:
+            why = _reason(error)
+            logger.warning("reward %r %s; it is called again in %.1f s", name, why, pause)
+
+    attempts = Retrying(**attempts_of(config, note))
     try:
         with torch.no_grad():
             result = attempts(function, images, asked.prompts, **_extras(function, asked))
@@ -197,6 +212,12 @@ def _components(
     components = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in components:
         raise RewardError(f"reward {name!r} returned {sorted(components)} without 'score'")
+    for key in components:
+        if not isinstance(key, str) or COMPONENT.fullmatch(key) is None:
+            raise RewardError(
+                f"reward {name!r} returned {shown(key, 80)} beside its score, which is no name of "
+                "a metric; use letters, digits, blanks and _ . : -, 100 at most"
+            )
     if FAILED in components:
         raise RewardError(f"reward {name!r} returned {FAILED!r}, a name that is taken; rename it")
     return {
@@ -235,6 +256,13 @@ def _as_array(label: str, values: object, count: int) -> Array:
 
 
 def _check_numbers(label: str, array: Array) -> None:
-    bad = [index for index, value in enumerate(array) if not math.isfinite(value)]
-    if bad:
-        raise RewardError(f"{label} returned {array[bad[0]]} for image {bad[0]} of {len(array)}")
+    (bad,) = np.nonzero(~_is_score(array))
+    if len(bad):
+        value = array[bad[0]]
+        why = f", more than {MOST:g} from 0" if np.isfinite(value) else ""
+        raise RewardError(f"{label} returned {value} for image {bad[0]} of {len(array)}{why}")
+
+
+def _is_score(values: Array) -> NDArray[np.bool_]:
+    """Return which numbers a score may be, [B]."""
+    return np.abs(values) <= MOST

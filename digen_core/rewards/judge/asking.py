@@ -168,7 +168,7 @@ class Asker:
         def note(state: RetryCallState) -> None:
             repeated.append(str(state.outcome and state.outcome.exception()))
 
-        attempts = AsyncRetrying(**attempts_of(self._config) | {"before_sleep": note})
+        attempts = AsyncRetrying(**attempts_of(self._config, note))
         try:
             return await attempts(self._ask, client, body)
         except PermanentError as error:

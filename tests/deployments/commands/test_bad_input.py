@@ -18,6 +18,10 @@ SETTINGS = {
     "negative learning rate": ("--train.learning-rate -1", "(got -1)"),
     "NaN learning rate": ("--train.learning-rate nan", "train.learning_rate: must be a finite"),
     "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes.weight: must be a finite"),
+    "a weight that sums would not survive": (
+        "--rewards.shapes 1e300",
+        "rewards.shapes.weight: must be less than or equal to 1000000000",
+    ),
     "learning rate in words": ("--train.learning-rate fast", "(got 'fast')"),
     "no steps in a task": ("--rollout.steps-per-task 0", "or must be 'auto' (got 0)"),
     "window outside": (

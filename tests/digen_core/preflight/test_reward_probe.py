@@ -67,6 +67,16 @@ def test_a_broken_function_is_refused_or_warned_of(name, message, config_of):
     assert warnings == [str(error.value)]
 
 
+def test_a_long_prompt_is_shown_in_short(config_of, tmp_path):
+    (tmp_path / "long.txt").write_text("a red circle " * 5000)
+    config = config_of(
+        {"broken_rewards:raises": 1.0}, prompts={"train": str(tmp_path / "long.txt")}
+    )
+    with pytest.raises(UserError, match=r"for 'a red circle .*\.\.\..* a red circle'$") as error:
+        probe_before_start(config, print)
+    assert len(str(error.value)) < 400
+
+
 def test_it_is_called_once_with_prompts_of_the_run_and_their_metadata(config_of):
     config = config_of({"broken_rewards:noted": 1.0}, prompts={"metadata_columns": ["target"]})
     for _ in range(2):  # the command line and the flow

@@ -1,9 +1,13 @@
+import re
+
 import numpy as np
 import pytest
 import torch
+from mlflow.utils.validation import _validate_metric_name
 
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.errors import UserError
+from digen_core.inputs.reading import shown
 from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.own import import_reward
 from digen_core.rewards.scoring import RewardError, score_images
@@ -68,6 +72,17 @@ def test_a_reward_that_raises_is_named():
             {"score": torch.zeros(3), "detail": torch.full((3,), float("nan"))},
             r"'mine' \(detail\) returned nan for image 0 of 3",
         ),
+        (
+            torch.tensor([1.0, -1e16, 1e16], dtype=torch.float64),
+            r"'mine' returned -1e\+16 for image 1 of 3, more than 1e\+15 from 0",
+        ),
+        *(
+            (
+                {"score": torch.zeros(3), component: torch.zeros(3)},
+                f"'mine' returned {re.escape(shown(component, 80))} beside its score, which is no",
+            )
+            for component in ("red\x1b[31m", "two\nlines", "", "../up", "a//b", 7, "x" * 101)
+        ),
         (None, "'mine' returned NoneType, not numbers"),
         ("good", "'mine' returned str, not numbers"),
         ({"score": ["a", "b", "c"]}, "'mine' returned list, not numbers"),
@@ -76,6 +91,21 @@ def test_a_reward_that_raises_is_named():
 def test_an_unusable_result_is_refused_with_its_value(result, message):
     with pytest.raises(RewardError, match=message):
         score(lambda images, prompts: result)
+
+
+def test_what_is_beside_the_score_may_be_called_as_metrics_are():
+    names = ("exact", "colour: red", "a.b-c_d", "größe", "part/count", "x" * 100)
+    found = score(lambda images, prompts: dict.fromkeys(["score", *names], torch.ones(3)))
+    assert found.keys() == {"reward", "mine/score", *(f"mine/{name}" for name in names)}
+    for name in names:  # MLflow has no public check
+        _validate_metric_name(f"evaluation/mine/{name}")
+
+
+def test_a_score_of_a_size_that_sums_would_lose_is_a_failure():
+    values = torch.tensor([1.0, 1e300, 3.0], dtype=torch.float64)
+    found = score(lambda images, prompts: values, on_failure="neutral")
+    assert found["mine/score"].tolist() == [1.0, 0.0, 3.0]
+    assert found["mine/failed"].tolist() == [0.0, 1.0, 0.0]
 
 
 def test_samples_that_are_not_finite_are_refused_whatever_a_failure_means():
@@ -208,10 +238,12 @@ class Flaky:
         return torch.ones(len(prompts))
 
 
-def test_a_reward_is_tried_again():
+def test_a_reward_is_tried_again(caplog):
     flaky = Flaky(2)
     assert score(flaky, max_attempts=3)["reward"].tolist() == [1, 1, 1]
     assert flaky.num_calls == 3
+    said = "reward 'mine' raised RuntimeError: busy; it is called again in 0.0 s"
+    assert caplog.messages == [said] * 2
 
 
 def test_attempts_are_counted_and_end():
