@@ -1,7 +1,7 @@
 """Run digen's flows from a terminal: live view, one-line errors, and a Prefect server if needed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -56,12 +56,13 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
             return cast("RunReport", report)
 
 
-def run_evaluation(run_dir: Path, asked: Judging) -> EvaluationReport:
+def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -> EvaluationReport:
     """Judge the last version of a run.
 
     Args:
         run_dir: folder of the run.
         asked: prompts, samples and rewards, if not those of the run's own evaluation.
+        warn: is called with what a reward does wrong whose failure does not end the evaluation.
 
     Raises:
         UserError: the folder is not a run's, holds no version yet, or a setting is wrong.
@@ -69,9 +70,11 @@ def run_evaluation(run_dir: Path, asked: Judging) -> EvaluationReport:
     """
     config = judged_config(run_dir, asked)
 
+    from digen_core.preflight.reward_probe import probe_before_start
     from digen_core.preflight.run import check_judged
 
     check_judged(config, run_dir, asked.suite)  # refused before anything starts
+    probe_before_start(config, warn, is_evaluation=True)
     mlflow_of_environment()
     with orchestrated(config):
         from flows.evaluate_run import evaluate_run

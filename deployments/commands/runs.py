@@ -98,7 +98,7 @@ def evaluate(
     from deployments import local
     from deployments.views import summary
 
-    report = local.run_evaluation(run, asked)
+    report = local.run_evaluation(run, asked, _warn)
     if suite is None:
         summary.print_evaluation(report)
     else:

@@ -16,7 +16,7 @@ from digen_core.config.rewards import CalledConfig, called
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
-from digen_core.data.prompts import Prompt, train_prompts
+from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes seconds to import: mistakes in a config are reported before
@@ -60,24 +60,29 @@ def probed_by_workers(config: RunConfig, pool: str | None) -> dict[str, CalledCo
     return {name: own for name, own in config.rewards_of(pool).items() if name not in here}
 
 
-def probe_before_start(config: RunConfig, warn: Callable[[str], None]) -> None:
+def probe_before_start(
+    config: RunConfig, warn: Callable[[str], None], *, is_evaluation: bool = False
+) -> None:
     """Probe what this process can; it does so once for a config.
 
     Args:
         config: of a run that the other checks have passed.
         warn: is called with what a reward does wrong whose failure does not end the run.
+        is_evaluation: whether nothing is trained: what compares samples of a group is not asked.
 
     Raises:
         ConfigError: a reward fails; the message is one line.
     """
     rewards, key = probed_here(config), config.model_dump_json()
+    if is_evaluation:
+        rewards = {name: reward for name, reward in rewards.items() if reward.sees == "samples"}
     if not rewards or key in _probed:
         return
     from digen_core.models.policy import resolve_device
     from digen_core.rewards import reward_functions
 
     device = resolve_device(config.model.device)
-    prompts = train_prompts(config)[:NUM_SAMPLES]
+    prompts = (evaluation_prompts if is_evaluation else train_prompts)(config)[:NUM_SAMPLES]
     functions = reward_functions(rewards, device)
     probe(functions, rewards, config.model.size, prompts, device, warn)
     _probed.add(key)

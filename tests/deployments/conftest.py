@@ -47,7 +47,7 @@ def local(monkeypatch):
             view="mlflow ui",
         )
 
-    def run_evaluation(run_dir, asked):
+    def run_evaluation(run_dir, asked, warn):
         module.calls.append((run_dir, asked))
         return report
 

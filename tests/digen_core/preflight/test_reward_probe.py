@@ -8,6 +8,7 @@ import broken_rewards
 import pytest
 import torch
 
+from digen_core.checkpoints.judging import Judging
 from digen_core.config.rewards import REWARD_TYPES
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
@@ -89,6 +90,27 @@ def test_what_sees_groups_is_tried_with_a_group_of_one_prompt(config_of):
     config = config_of({"broken_rewards:noted": {"sees": "groups"}})
     probe_before_start(config, pytest.fail)
     assert broken_rewards.calls == [((2, 3, 32, 32), ["a red circle"] * 2, [{}] * 2)]
+
+
+def test_an_evaluation_tries_what_it_asks_with_its_own_prompts(config_of, tmp_path):
+    (tmp_path / "others.txt").write_text("two blue squares\n")
+    prompts = {"evaluation": str(tmp_path / "others.txt")}
+    rewards = {"broken_rewards:noted": 1.0, "broken_rewards:raises": {"sees": "groups"}}
+    probe_before_start(config_of(rewards, prompts=prompts), pytest.fail, is_evaluation=True)
+    assert broken_rewards.calls == [((2, 3, 32, 32), ["two blue squares"] * 2, [{}] * 2)]
+
+
+def test_an_evaluation_with_a_broken_reward_starts_nothing(config_of, tmp_path, monkeypatch):
+    from deployments import local
+
+    (tmp_path / "others.txt").write_text("two blue squares\n")
+    prompts = {"evaluation": str(tmp_path / "others.txt")}
+    config = config_of({"broken_rewards:raises": 1.0}, prompts=prompts)
+    monkeypatch.setattr(local, "judged_config", lambda *_: config)
+    monkeypatch.setattr("digen_core.preflight.run.check_judged", lambda *_: None)
+    monkeypatch.setattr(local, "orchestrated", lambda *_: pytest.fail("something started"))
+    with pytest.raises(UserError, match=r"raised KeyError.*32 x 32 for 'two blue squares'$"):
+        local.run_evaluation(tmp_path, Judging(), pytest.fail)
 
 
 def test_ranks_are_not_tried_as_they_are_made_of_scores(config_of):
