@@ -153,9 +153,7 @@ def describe(error: ValidationError) -> str:
         parts, kind = without_type(_place(item))
         location = _location(parts)
         if item["type"] == "extra_forbidden":
-            hint = unknown_option(parts, kind) if kind else suggestion(location)
-            if location in known_keys():  # of another algorithm
-                hint = f"{parts[0]}.type {parts[1]} has none"
+            hint = unknown_option(parts, kind) if kind else _why_unknown(parts)
             problems[f"unknown key {location}"] = [hint]
             continue
         if item["type"] == "union_tag_invalid" and parts[0] == "rewards":
@@ -178,6 +176,16 @@ def describe(error: ValidationError) -> str:
         key + (f": {' or '.join(messages)}" if messages else "") + values.get(key, "")
         for key, messages in problems.items()
     )
+
+
+def _why_unknown(parts: Sequence[str]) -> str:
+    """Say what a key that there is not may have been meant as."""
+    location = _location(parts)
+    if any("." in part for part in parts):
+        return "a key in quotes is one name, with its dots; leave the quotes out"
+    if location in known_keys():  # of another algorithm
+        return f"{parts[0]}.type {parts[1]} has none"
+    return suggestion(location)
 
 
 def _place(item: ErrorDetails) -> tuple[int | str, ...]:

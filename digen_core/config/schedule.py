@@ -35,6 +35,8 @@ def _must_be_a_folder(path: str) -> str:
         raise PydanticCustomError("no_folder", "must name a folder, such as runs")
     if "://" in path:
         raise PydanticCustomError("no_folder", "must be a folder of this machine, not an address")
+    if path.startswith("~"):
+        raise PydanticCustomError("no_folder", "must be written out, as no shell reads its ~")
     return path
 
 

@@ -7,19 +7,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from digen_core.errors import ConfigError
-from digen_core.inputs.reading import shown
+from digen_core.inputs.reading import require_file, shown
 
 _TRACKING: Final = frozenset(
     {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
 )
 """Schemes of addresses that MLflow knows without plugins."""
 _DASK: Final = frozenset({"", "tcp", "tls", "ucx", "ucxx", "ws", "wss", "inproc"})
+_SQLITE_HEAD: Final = b"SQLite format 3\0"
 _TIMEOUT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0  # a busy server takes some
 _ADDRESS: Final = re.compile(
@@ -99,16 +100,74 @@ def check_tracking(label: str, uri: str) -> None:
     Raises:
         ConfigError: it is none, or none does.
     """
-    scheme = urlsplit(uri).scheme.partition("+")[0] if ":" in uri else ""
+    try:
+        scheme = urlsplit(uri).scheme.partition("+")[0] if ":" in uri else ""
+    except ValueError as error:  # half of the brackets of an address of IPv6
+        raise ConfigError(f"{label} is {uri}: {error}; correct it") from error
     plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
     if scheme not in _TRACKING | plugins:
         raise ConfigError(
             f"{label} begins with {shown(scheme)}:, which MLflow does not know; use http(s)://, "
-            "file:, a database such as sqlite:///runs/mlflow.db, or databricks"
+            "a database such as sqlite:///runs/mlflow.db, or databricks"
         )
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
         raise ConfigError(f"{label} is {uri}, which names no machine; use http://HOST:PORT")
+    if scheme in ("", "file") and not uri.startswith("databricks"):
+        _check_folder_of_mlflow(label, uri)
+    elif scheme in ("sqlite", "postgresql", "mysql", "mssql"):
+        _check_database(label, uri)
     check_server(label, uri)
+
+
+def check_database_beside(label: str, folder: Path) -> None:
+    """Check that an address can name MLflow's database in a folder.
+
+    Args:
+        label: the key of the folder and its value, for the error.
+        folder: of the runs.
+
+    Raises:
+        ConfigError: it cannot; the database would be made elsewhere.
+    """
+    path = str(folder.resolve())
+    if "?" in path or unquote(path) != path:
+        raise ConfigError(
+            f"{label}, but MLflow's database cannot be in {path}, as ? and % mean something else "
+            "in its address; use another folder, or set tracking.mlflow_uri"
+        )
+
+
+def _check_folder_of_mlflow(label: str, uri: str) -> None:
+    """Check that MLflow may keep what it has in a folder, which it does no more by itself."""
+    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
+        raise ConfigError(
+            f"{label} is {uri}, a folder, which MLflow does not take any more; use a database such "
+            "as sqlite:///runs/mlflow.db, or a server (http://HOST:PORT)"
+        )
+
+
+def _check_database(label: str, uri: str) -> None:
+    """Check that a database has its driver, and that one that is a file is none of another kind."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        found = make_url(uri)
+        found.get_dialect().import_dbapi()
+    except (ArgumentError, ImportError, ValueError) as error:  # ValueError: of a port
+        raise ConfigError(f"{label} is {uri}: {error}; correct it, or install that") from error
+    if not found.drivername.startswith("sqlite"):
+        return
+    if not found.database or found.database == ":memory:":
+        raise ConfigError(f"{label} is {uri}, which is no file; use one: sqlite:///runs/mlflow.db")
+    file = Path(found.database)
+    if not file.exists():
+        return
+    require_file(file, "MLflow's database")
+    with file.open("rb") as opened:
+        head = opened.read(len(_SQLITE_HEAD))
+    if head and head != _SQLITE_HEAD:
+        raise ConfigError(f"{label} is {uri}, but {file} is no database of SQLite; name another")
 
 
 def check_server(label: str, url: str) -> None:

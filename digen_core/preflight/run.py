@@ -15,7 +15,12 @@ from digen_core.errors import ConfigError
 from digen_core.inputs.reading import shown
 from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
-from digen_core.preflight.network import check_scheduler, check_tracking, check_writable
+from digen_core.preflight.network import (
+    check_database_beside,
+    check_scheduler,
+    check_tracking,
+    check_writable,
+)
 from digen_core.preflight.rewards import check_rewards
 from digen_core.preflight.shown import check_shown
 
@@ -124,6 +129,8 @@ def _check_surroundings(config: RunConfig) -> None:
     if uri := config.tracking.uri:
         label = "tracking.mlflow_uri" if config.tracking.mlflow_uri else "MLFLOW_TRACKING_URI"
         check_tracking(label, uri)
+    else:
+        check_database_beside(f"tracking.runs_dir is {runs_dir}", Path(runs_dir))
 
 
 def _check_places(config: RunConfig) -> None:

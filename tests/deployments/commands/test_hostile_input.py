@@ -315,6 +315,16 @@ FILES: dict[str, tuple[Spoil, list[str], str]] = {
         prompts("p.txt", *JPEG),
         "without NUL",
     ),
+    "a key in quotes": (
+        write("job.toml", '"rollout.group_size" = 4'),
+        TRAIN,
+        "unknown key rollout.group_size: a key in quotes is one name, with its dots; leave the",
+    ),
+    "a key in quotes in its table": (
+        write("job.toml", '[train]\n"lora.rank" = 4'),
+        TRAIN,
+        "unknown key train.lora.rank: a key in quotes is one name, with its dots; leave the quotes",
+    ),
     "a config in UTF-16": (
         bytes_of_job(lambda text: text.decode().encode("utf-16")),
         TRAIN,
@@ -451,6 +461,46 @@ SETTINGS = {
     "an unknown kind of MLflow": (
         setting("tracking.mlflow-uri", "gopher://x"),
         "tracking.mlflow_uri begins with 'gopher':, which MLflow does not know; use http(s)://",
+    ),
+    "a folder of runs with a tilde": (
+        setting("tracking.runs-dir", "~/runs"),
+        "tracking.runs_dir: must be written out, as no shell reads its ~ (got '~/runs')",
+    ),
+    "a folder of runs that no address of a database names": (
+        setting("tracking.runs-dir", "a?b"),
+        "a?b, as ? and % mean something else in its address; use another folder, or set tracking.",
+    ),
+    "a folder of runs that would be read as another": (
+        setting("tracking.runs-dir", "a%20b"),
+        "tracking.runs_dir is a%20b, but MLflow's database cannot be in ",
+    ),
+    "a folder for MLflow": (
+        setting("tracking.mlflow-uri", "mlruns"),
+        "tracking.mlflow_uri is mlruns, a folder, which MLflow does not take any more; use a data",
+    ),
+    "a folder for MLflow, as an address": (
+        setting("tracking.mlflow-uri", "file:///tmp/mlruns"),
+        "tracking.mlflow_uri is file:///tmp/mlruns, a folder, which",
+    ),
+    "a database of MLflow's that is none": (
+        setting("tracking.mlflow-uri", "sqlite:///job.toml"),
+        "tracking.mlflow_uri is sqlite:///job.toml, but job.toml is no database of SQLite; name",
+    ),
+    "a database of MLflow's that is a folder": (
+        setting("tracking.mlflow-uri", "sqlite:///model"),
+        "cannot read MLflow's database model: it is a folder, not a file",
+    ),
+    "a database of MLflow's in memory": (
+        setting("tracking.mlflow-uri", "sqlite://"),
+        "tracking.mlflow_uri is sqlite://, which is no file; use one: sqlite:///runs/mlflow.db",
+    ),
+    "a database of MLflow's without its driver": (
+        setting("tracking.mlflow-uri", "mssql+adodbapi://x/y"),
+        "tracking.mlflow_uri is mssql+adodbapi://x/y: ",
+    ),
+    "half an address of IPv6": (
+        setting("tracking.mlflow-uri", "postgresql://[::1/x"),
+        "tracking.mlflow_uri is postgresql://[::1/x: Invalid IPv6 URL; correct it",
     ),
     "MLflow on no machine": (setting("tracking.mlflow-uri", "http://"), "names no machine"),
     "an unknown kind of scheduler": (
