@@ -11,6 +11,7 @@ from digen_core.config.load import config_of_tree
 from digen_core.config.model import EMBEDDED
 from digen_core.config.toml import literal
 from digen_core.errors import UserError
+from digen_core.transport.files import replace_text
 
 HELD_OUT: Final = 0.1
 """Fraction of the prompts that evaluations keep where no file of theirs is given."""
@@ -106,7 +107,7 @@ def write_config(path: Path, answers: Answers) -> list[Path]:
     check_inputs(config_of_tree(tree_of(answers), str(path)))
     for target, text in files.items():
         try:
-            target.write_text(text)
+            replace_text(target, text)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror}") from error
     return list(files)

@@ -69,21 +69,16 @@ def _write(run: Path, target: Target, adapter: "Adapter", folder: Path, file: st
     Raises:
         UserError: the disk takes no more, or something of the run cannot be read.
     """
-    from safetensors import SafetensorError
-
     from digen_core.checkpoints.adapter import save_for
-    from digen_core.transport.files import folder_written_whole
+    from digen_core.transport.files import new_folder
 
-    try:
-        with folder_written_whole(folder) as unfinished:
-            if target == HUB:
-                from deployments.hub.card import write_hub_folder
+    with new_folder(folder) as unfinished:
+        if target == HUB:
+            from deployments.hub.card import write_hub_folder
 
-                write_hub_folder(run, adapter, unfinished)
-            else:
-                save_for(target, adapter, unfinished / file)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {folder}: {' '.join(str(error).split())}") from error
+            write_hub_folder(run, adapter, unfinished)
+        else:
+            save_for(target, adapter, unfinished / file)
 
 
 def _folder(run: Path, target: str, out: Path | None) -> Path:

@@ -8,6 +8,7 @@ from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, FamilyName
 from digen_core.config.model import TinySize
 from digen_core.errors import UserError
 from digen_core.preflight.network import check_writable
+from digen_core.transport.files import new_folder
 
 
 def shapes(*, out: Path = Path("runs/models/shapes"), seed: int = 0, threads: int = 2) -> int:
@@ -90,7 +91,8 @@ def make_tiny(
 
     disable_progress_bar()
     pipeline = build_tiny(family, kind=kind, size=size, seed=seed)
-    pipeline.save_pretrained(folder)
+    with new_folder(folder) as unfinished:
+        pipeline.save_pretrained(unfinished)
     sys.stdout.write(
         f"{folder} holds a random {family} pipeline; two iterations with it: "
         f"{_command_with(pipeline, family, folder, kind)}\n"
@@ -135,7 +137,9 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
     from digen_core.rewards.clip.open_clip import convert_checkpoint
 
     disable_progress_bar()
-    convert_checkpoint(checkpoint).save_pretrained(folder)
+    model = convert_checkpoint(checkpoint)
+    with new_folder(folder) as unfinished:
+        model.save_pretrained(unfinished)
     sys.stdout.write(
         f'{folder} holds the CLIP model; the reward "hps" takes it as path, with the processor '
         "laion/CLIP-ViT-H-14-laion2B-s32B-b79K\n"
@@ -144,7 +148,9 @@ def convert_hps(checkpoint: Path, folder: Path, /) -> int:
 
 
 def require_free(folder: Path) -> None:
-    """Check that a folder is missing or empty, and can be written to."""
+    """Check that a folder is missing or empty, and can be made and written to."""
+    if not folder.name:
+        raise UserError(f"{folder} is a folder that is there; give the name of one that is made")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; remove it or choose another folder")
     check_writable(f"the folder is {folder}", folder)

@@ -36,10 +36,7 @@ def compare(
         mlflow_uri: MLflow with runs that are given by name; default: MLFLOW_TRACKING_URI, else
             runs/mlflow.db.
     """
-    if mlflow_uri is not None:
-        from digen_core.preflight.network import check_tracking
-
-        check_tracking("--mlflow-uri", mlflow_uri)
+    _check_mlflow(mlflow_uri)
     if not others:
         raise UserError(f"what is {run} to be compared with? Give two runs or more")
     uri = mlflow_uri or mlflow_of_environment() or LOCAL_MLFLOW
@@ -78,6 +75,12 @@ def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
         mlflow_uri: MLflow to send to, where that of the run is neither the one in
             MLFLOW_TRACKING_URI nor mlflow.db beside the run's folder.
     """
+    _check_mlflow(mlflow_uri)
+    if mlflow_uri and (database := database_in(mlflow_uri)) and not database.exists():
+        raise UserError(
+            f"--mlflow-uri is {mlflow_uri}, but MLflow has no file {database}; correct it"
+        )
+
     from tasks.tracking.sync import send_rest
 
     code = 0
@@ -97,3 +100,11 @@ def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
             code = 1
         sys.stdout.write(printable(redacted(f"{sent.name}: {text}")) + "\n")
     return code
+
+
+def _check_mlflow(uri: str | None) -> None:
+    """Check an address that was given for MLflow."""
+    if uri is not None:
+        from digen_core.preflight.network import check_tracking
+
+        check_tracking("--mlflow-uri", uri)

@@ -16,6 +16,8 @@ from digen_core.errors import UserError
 from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
 from digen_core.records import Wins
 from digen_core.trace.charts import LINE_COLOURS, draw_band
+from digen_core.trace.page import png_of
+from digen_core.transport.files import replace_bytes
 from tasks.tracking.history import RunData
 from tasks.views.display import sparkline, verdict, wins_text
 
@@ -65,18 +67,12 @@ def change_of(first: RunData, second: RunData, name: str) -> Change | None:
 
 def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Console) -> None:
     """Print what differs: config, environment and the last value of each metric."""
-    for title, sides in (
-        ("config", [run.config for run in runs]),
-        ("environment", [run.environment for run in runs]),
-    ):
-        rows = differing(sides)
-        if rows:
-            table = _table(f"{title}: what differs", runs)
-            for key, values in rows.items():
-                table.add_row(*map(plain, (key, *values)))
-            console.print(table)
-        else:
-            console.print(f"{title}: nothing differs")
+    _print_differing("config", runs, [run.config for run in runs], console)
+    unknown = [run.name for run in runs if not run.environment]
+    if unknown:
+        console.print(plain(f"environment: not known of {', '.join(unknown)}"))
+    else:
+        _print_differing("environment", runs, [run.environment for run in runs], console)
     if not names:
         console.print("metrics: none yet; no iteration of these runs is over")
         return
@@ -89,6 +85,19 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
     console.print(table)
     if len(runs) == 2 and (wins := _wins(runs[0], runs[1], names)):
         console.print(_wins_table(runs, wins))
+
+
+def _print_differing(
+    title: str, runs: Sequence[RunData], sides: Sequence[Mapping[str, str]], console: Console
+) -> None:
+    rows = differing(sides)
+    if not rows:
+        console.print(f"{title}: nothing differs")
+        return
+    table = _table(f"{title}: what differs", runs)
+    for key, values in rows.items():
+        table.add_row(*map(plain, (key, *values)))
+    console.print(table)
 
 
 def _wins(first: RunData, second: RunData, names: Sequence[str]) -> dict[str, Wins]:
@@ -176,8 +185,15 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
 
 
 def write_curves(runs: Sequence[RunData], names: Sequence[str], folder: Path) -> Path:
-    """Write the picture of the curves into a folder and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "compare.png"
-    draw_curves(runs, names).savefig(path)
+    """Write the picture of the curves into a folder and return its path.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    path, picture = folder / "compare.png", png_of(draw_curves(runs, names))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_bytes(path, picture)
+    except OSError as error:
+        raise UserError(f"cannot write the curves to {path}: {error.strerror}") from error
     return path

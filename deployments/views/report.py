@@ -27,6 +27,7 @@ from digen_core.trace.spans import DEVICES_OF_RUN, SPANS_OF_RUN, read_devices, r
 from digen_core.trace.style import IDLE_STYLES
 from digen_core.trace.timeline import draw_timeline
 from digen_core.trace.windows import Window, iteration_windows
+from digen_core.transport.files import replace_bytes, replace_text
 
 MAX_TIMELINES = 20
 """Of a run with more iterations only some are drawn."""
@@ -87,9 +88,9 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, image in images.items():
-            (out / name).write_bytes(image)
-        (out / "trace.json").write_text(trace_text)
-        (out / "report.html").write_text(_page(trace, shown, images, evaluations))
+            replace_bytes(out / name, image)
+        replace_text(out / "trace.json", trace_text)
+        replace_text(out / "report.html", _page(trace, shown, images, evaluations))
     except OSError as error:
         raise UserError(f"cannot write the report to {out}: {error.strerror}") from error
     return Report(trace, evaluations, out)

@@ -107,6 +107,25 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder for the body to write into, which becomes ``folder`` as a whole or not at all.
+
+    Args:
+        folder: as a person named it.
+
+    Raises:
+        UserError: the disk takes no more, or something that the body reads cannot be read.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        with folder_written_whole(folder) as unfinished:
+            yield unfinished
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {folder}: {' '.join(str(error).split())}") from error
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder if it is there; what is half-removed has another name, also on disk."""
     going = folder.with_name(f".{folder.name}.removed")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from digen_core.models.tiny.flux import PROMPT_TOKENS, build_tiny_flux
+from digen_core.transport.files import new_folder
 from digen_core.worlds.shapes import parse_prompt, render, train_prompts
 
 OnProgress = Callable[[str, int, float], None]
@@ -87,12 +88,17 @@ def pretrain_shapes(
 
 
 def save_half(pipe: Any, out_dir: Path) -> None:
-    """Save a float16 copy of the pipeline in the diffusers layout."""
+    """Save a float16 copy of the pipeline in the diffusers layout, whole or not at all.
+
+    Raises:
+        UserError: the disk takes no more.
+    """
     modules = {name: copy.deepcopy(module).half() for name, module in _modules(pipe).items()}
     rest = {k: v for k, v in pipe.components.items() if k not in modules}
     for tokenizer in (pipe.tokenizer, pipe.tokenizer_2):
         tokenizer.backend_tokenizer.no_padding()  # the last call's padding would be saved with it
-    type(pipe)(**rest, **modules).save_pretrained(out_dir, safe_serialization=True)
+    with new_folder(out_dir) as unfinished:
+        type(pipe)(**rest, **modules).save_pretrained(unfinished, safe_serialization=True)
 
 
 def train_vae(

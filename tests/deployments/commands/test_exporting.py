@@ -2,7 +2,6 @@
 
 import base64
 import json
-import resource
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -18,6 +17,7 @@ from digen_core.models.trainable import trainable_parameters
 from digen_core.records import EvaluationReport
 from digen_core.training.train_state import initial_state
 from support.checkpoints import names_in, position_of
+from support.small_disk import small_disk
 from support.tiny_policies import LORA, load_trainable
 
 FILES = ["README.md", "after.png", "before.png", "pytorch_lora_weights.safetensors"]
@@ -120,12 +120,8 @@ def test_nothing_is_left_of_an_export_that_fails(folder, capsys):
 
 @pytest.mark.parametrize("target", ["comfyui", "hub"])
 def test_a_disk_that_is_full(target, folder, capsys):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
+    with small_disk(4096):
         assert run(["export", "run-1", "--for", target]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     err = capsys.readouterr().err
     assert f"digen: cannot write run-1/{target}: " in err
     assert "File too large" in err

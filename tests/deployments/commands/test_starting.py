@@ -20,6 +20,7 @@ from digen_core.preflight.run import check_inputs
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.metrics import write_metrics
 from flows.reopen import locked
+from support.small_disk import small_disk
 
 
 @pytest.fixture
@@ -60,6 +61,34 @@ def test_prompts_of_your_own_keep_a_part_for_evaluations_and_gpus_get_a_cluster(
     capsys.readouterr()
     assert run(["cluster", "show", "own-cluster.toml"]) == 0
     assert "gpu" in capsys.readouterr().out
+
+
+def test_on_a_full_disk_no_half_config_is_left(here, capsys):
+    with small_disk(100):
+        assert run(["init"]) == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n"), "cannot write mine.toml: File too large" in err) == (1, True)
+    assert not (here / "mine.toml").exists()
+    assert run(["init"]) == 0
+
+
+def test_on_a_full_disk_no_half_pipeline_is_left(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with small_disk(20_000):
+            assert run(["make-tiny", "flux", str(tmp_path / name)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"cannot write {tmp_path / name}: " in err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert not list((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["make-tiny", "flux"], ["convert-hps", "x.pt"]])
+def test_the_folder_one_is_in_is_none_to_be_made(here, arguments, capsys):
+    assert run([*arguments, "."]) == 2
+    told = "digen: . is a folder that is there; give the name of one that is made\n"
+    assert capsys.readouterr().err == told
 
 
 def test_in_a_terminal_it_asks_what_no_option_says(here, monkeypatch, capsys):

@@ -1,11 +1,14 @@
 """What differs between two runs, from their folders and from MLflow, and 'digen sync'."""
 
+import shutil
+
 import pytest
 from PIL import Image
 
 from deployments.cli import run
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from support.small_disk import small_disk
 from tasks.tracking import Tracker
 from tasks.tracking.history import read_run
 
@@ -61,6 +64,27 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
         assert picture.width > 900
 
 
+def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, capsys):
+    for name in ("slow", "fast"):
+        shutil.copytree(runs / name, tmp_path / name)
+    (tmp_path / "slow" / "environment.txt").unlink()
+    arguments = [str(tmp_path / "slow"), str(tmp_path / "fast"), "--out", str(tmp_path / "o")]
+    assert run(["compare", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "environment: not known of slow\n" in out
+    assert "torch" not in out
+
+
+def test_curves_are_written_whole_or_not_at_all(runs, tmp_path, capsys):
+    arguments = [str(runs / "slow"), str(runs / "fast"), "--out", str(tmp_path)]
+    with small_disk(4096):
+        assert run(["compare", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith("cannot write the curves to " + f"{tmp_path}/compare.png: File too large\n")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_runs_without_an_iteration_are_compared_by_their_configs(runs, tmp_path, capsys):
     for name, rate in (("a", 1e-4), ("b", 3e-4)):
         tree = {"train": {"learning_rate": rate}, "tracking": {"runs_dir": str(tmp_path)}}
@@ -92,6 +116,11 @@ def test_folders_and_mlflow_tell_the_same(runs):
         (["compare", "slow", "none"], "there is no run none, neither as a folder nor in MLflow"),
         (["compare", "slow", "."], ". is no run: it has no readable config.json"),
         (["compare", "slow", "fast", "--metric", "x"], "no run has a metric x; there are eval"),
+        (
+            ["sync", "slow", "--mlflow-uri", "sqlite:///none.db"],
+            "--mlflow-uri is sqlite:///none.db, but MLflow has no file none.db; correct it",
+        ),
+        (["sync", "slow", "--mlflow-uri", "ftp://x"], "--mlflow-uri begins with 'ftp':, which"),
         (["sync", "nowhere"], "nowhere holds nothing for MLflow; give the folder of a run"),
     ],
 )

@@ -13,6 +13,7 @@ from digen_core.records import SampleRow
 from digen_core.trace.spans import write_devices, write_spans
 from digen_core.trace.windows import Window
 from digen_core.transport.samples import write_samples
+from support.small_disk import small_disk
 from support.trace_schedules import devices_of, pipeline
 
 REWARDS = {0: (0.25, 0.0), 1: (0.75, 1.0)}  # iteration -> (reward, exact)
@@ -154,6 +155,15 @@ def test_a_run_that_cannot_be_reported_is_refused_in_one_line(run_dir, capsys, d
 def test_a_run_that_is_missing_is_refused(tmp_path, capsys):
     assert run(["report", str(tmp_path / "nope")]) == 2
     assert "nope; give one such as runs/NAME" in capsys.readouterr().err
+
+
+def test_on_a_full_disk_nothing_is_left_by_half(run_dir, tmp_path, capsys):
+    with small_disk(4096):
+        assert run(["report", str(run_dir), "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert "out: File too large" in err
+    assert err.count("\n") == 1
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_refused(run_dir, capsys):
