@@ -23,7 +23,7 @@ from digen_core.transport.files import make_folder, replace_text, sync
 from digen_core.transport.metrics import METRICS_OF_RUN
 from flows.reopen import folder_to_resume, go_on, locked, resuming, tracker_of
 from flows.runtime.context import RunContext, registered
-from flows.runtime.disk import naming_full_disk
+from flows.runtime.disk import naming_full_disk, naming_lost_folder
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.observers import count, forwarding, observers, say, warn, watching
 from flows.runtime.requests import RunCancelledError, following, is_stop
@@ -68,6 +68,7 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContex
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))
+        stack.enter_context(naming_lost_folder(run_dir))
         lineage = resumption.lineage if resumption else None
         run = stack.enter_context(
             run_on(

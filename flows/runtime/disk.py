@@ -9,6 +9,9 @@ from typing import Final
 
 from safetensors import SafetensorError
 
+from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.errors import UserError
+
 DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
@@ -32,6 +35,26 @@ def naming(folder: Path) -> Iterator[None]:
         for note in getattr(error, "__notes__", ()):
             named.add_note(note)
         raise named from error
+
+
+@contextmanager
+def naming_lost_folder(run_dir: Path) -> Iterator[None]:
+    """Say that a run's folder is gone, if it is, in place of what failed for that.
+
+    Raises:
+        CannotWriteError: in place of any error that does not speak to the user.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (run_dir / CONFIG_OF_RUN).exists():
+            raise
+        raise CannotWriteError(
+            f"the run's folder {run_dir} has gone while it was trained; if it was moved, go on "
+            "with it there: digen train --resume FOLDER"
+        ) from error
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Errors of disks name the folder."""
 
+import re
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from flows.runtime.disk import CannotWriteError, naming, naming_full_disk
+from digen_core.errors import UserError
+from flows.runtime.disk import CannotWriteError, naming, naming_full_disk, naming_lost_folder
 
 FOLDER = Path("runs/x")
 
@@ -29,6 +31,21 @@ def test_what_writes_weights_is_named_too():
     match = "cannot write to runs/x: I/O error: No space"
     with pytest.raises(CannotWriteError, match=match), naming(FOLDER):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+def test_a_folder_that_was_moved_away_is_named(tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "config.json").write_text("{}")
+    for error in (FileNotFoundError(2, "none"), RuntimeError("task failed")):
+        with pytest.raises(type(error)), naming_lost_folder(run_dir):
+            raise error
+    run_dir.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="wrong input"), naming_lost_folder(run_dir):
+        raise UserError("wrong input")
+    told = f"the run's folder {run_dir} has gone while it was trained; if it was moved, go on with"
+    with pytest.raises(CannotWriteError, match=re.escape(told)), naming_lost_folder(run_dir):
+        (run_dir / "entries.jsonl").open("ab+")
 
 
 def test_errors_of_networks_and_of_other_files_are_no_disks():
