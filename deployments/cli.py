@@ -5,6 +5,7 @@ help and mistakes show at once. A mistake of the user is one line on stderr and 
 that fails later is one line and exit code 1.
 """
 
+import errno
 import os
 import re
 import select
@@ -249,9 +250,19 @@ def main() -> None:
     except BrokenPipeError:
         if not _is_unread():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         code = 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        _forget_output()
+        code = _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", 2)
     sys.exit(code)
+
+
+def _forget_output() -> None:
+    """Have what is left of the output go nowhere: it would fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_unread() -> bool:

@@ -1,10 +1,14 @@
 """Commands that look at clusters, and print how their workers are started."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+from digen_core.errors import UserError
+from digen_core.transport.files import replace_text
 
 
 def show(
@@ -44,11 +48,20 @@ def show(
 
     files = files_for(found, way, tls)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        _write(files, out)
     for name, text in files.items():
         if out is not None:
-            (out / name).write_text(text)
             sys.stdout.write(f"{out / name}\n")
         else:
             sys.stdout.write(f"# {name}\n{text}\n" if len(files) > 1 else text)
     return 0
+
+
+def _write(files: Mapping[str, str], folder: Path) -> None:
+    """Write files into a folder, each whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            replace_text(folder / name, text)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error

@@ -10,6 +10,7 @@ import pytest
 
 from deployments.cli import WELCOME, app, run
 from support.cli_commands import COMMANDS
+from support.small_disk import small_disk
 
 
 def test_there_are_commands():
@@ -97,3 +98,24 @@ def test_output_that_nobody_reads_is_no_failure(command):
     finally:
         os.close(writer)
     assert (found.returncode, found.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", [[], ["config", "show", "shapes"]], ids=["short", "long"])
+def test_output_on_a_full_disk_is_one_line(command):
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-c", "from deployments.cli import main; main()", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    told = "digen: cannot write: No space left on device; make room, or write elsewhere\n"
+    assert (found.returncode, found.stderr) == (2, told)
+
+
+def test_files_for_a_cluster_are_written_whole_or_not_at_all(tmp_path, capsys):
+    with small_disk(100):
+        assert run(["cluster", "show", "8x-h100", "--for", "slurm", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"digen: cannot write to {tmp_path}: File too large\n"
+    assert not list(tmp_path.iterdir())
