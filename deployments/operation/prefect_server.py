@@ -34,6 +34,7 @@ from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
 from deployments.processes import PREFECT_MODULE
 from digen_core.errors import UserError
+from digen_core.preflight.network import check_server
 from tasks.cluster.start_method import variables_set
 from tasks.cluster.tied import AGAIN
 
@@ -121,10 +122,12 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             other commands reach it.
 
     Raises:
+        UserError: the configured one does not answer.
         RuntimeError: the server does not start; the message names its log.
     """
     configured = get_current_settings().api.url
     if configured is not None:
+        _check_configured(configured)
         yield PrefectApi(configured)
         return
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -139,6 +142,15 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
             with suppress(OSError):  # a disk that fails ended the run, and that is to be said
                 variables.unlink()
+
+
+def _check_configured(url: str) -> None:
+    """Check that something answers at the address of a server that is to be used."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise UserError(
+            f"PREFECT_API_URL, or that of Prefect's profile, is {url!r}; use http://HOST:PORT/api"
+        )
+    check_server("PREFECT_API_URL, or that of Prefect's profile,", url)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Which Prefect server a command takes: the configured one, or its own; never one that it finds."""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from prefect.states import Paused
 from deployments.operation import prefect_server
 from deployments.processes import prefect_server_of
 from digen_core.errors import UserError
+from support.mlflow_server import free_port
 from support.prefect_tables import IN_HOME
 from support.waiting import comes_to
 
@@ -57,11 +59,35 @@ def test_a_server_that_is_found_is_left_alone(started, monkeypatch, tmp_path):
 
 
 def test_the_configured_server_is_taken(started, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(prefect_server, "check_server", lambda label, url: asked.append(url))
     configure(monkeypatch, "http://configured.example/api")
     with prefect_server.prefect_server(tmp_path) as api:
         assert api == prefect_server.PrefectApi("http://configured.example/api")
         assert api.page() == "http://configured.example"
+    assert asked == ["http://configured.example/api"]
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "is 'nonsense'; use http://HOST:PORT/api"),
+        ("http://127.0.0.1:{port}/api", "is http://127.0.0.1:{port}/api, but no server answers"),
+    ],
+)
+def test_a_configured_server_that_does_not_answer_is_refused(
+    url, message, started, monkeypatch, tmp_path
+):
+    port = free_port()
+    configure(monkeypatch, url.format(port=port))
+    with (
+        pytest.raises(UserError, match=re.escape(message.format(port=port))),
+        prefect_server.prefect_server(tmp_path),
+    ):
+        pass
+    assert not started
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
