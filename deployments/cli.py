@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, Token, convert
@@ -244,6 +245,8 @@ def main() -> None:
     collect_rarely()
     install()
     apply_settings()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of a terminal that is not UTF-8
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

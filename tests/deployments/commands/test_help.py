@@ -119,3 +119,11 @@ def test_files_for_a_cluster_are_written_whole_or_not_at_all(tmp_path, capsys):
         assert run(["cluster", "show", "8x-h100", "--for", "slurm", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"digen: cannot write to {tmp_path}: File too large\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_output_to_what_is_not_utf_8_is_shown_as_far_as_it_can_be():
+    command = [sys.executable, "-c", "from deployments.cli import main; main()", "ls", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
+    found = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert b"After ? stands" in found.stdout  # ±
