@@ -41,10 +41,15 @@ def check_source_image(prompts: PromptsConfig, model: ModelConfig) -> None:
 def check_work(rollout: RolloutConfig) -> None:
     """Refuse iterations that are too large."""
     steps = rollout.prompts_per_iteration * rollout.group_size * rollout.num_steps
+    more = ""
+    if screening := rollout.screening:
+        num_steps = screening.num_steps or rollout.num_steps
+        steps += rollout.prompts_per_iteration * screening.candidates * num_steps
+        more = f", and screening.candidates ({screening.candidates}) x {num_steps} steps of each,"
     if steps > MAX_STEPS_PER_ITERATION:
         raise ValueError(
             f"rollout.prompts_per_iteration ({rollout.prompts_per_iteration}) x "
-            f"group_size ({rollout.group_size}) x num_steps ({rollout.num_steps}) is "
+            f"group_size ({rollout.group_size}) x num_steps ({rollout.num_steps}){more} is "
             f"{steps} denoising steps an iteration; use at most {MAX_STEPS_PER_ITERATION}: "
             "all of them are planned and held in memory."
         )

@@ -211,6 +211,14 @@ class RolloutConfig(Strict):
         return 0 if self.screening is None else self.prompts_per_iteration
 
     @property
+    def scored_sizes(self) -> dict[str, int]:
+        """Samples, and candidates, that are scored together, by the key that says how many."""
+        sizes = {"rollout.group_size": self.group_size}
+        if self.screening is not None:
+            sizes["rollout.screening.candidates"] = self.screening.candidates
+        return sizes
+
+    @property
     def uses_float8(self) -> bool:
         """Whether candidates or samples are generated in float8."""
         screens = self.screening is not None and self.screening.precision == "float8"

@@ -361,7 +361,7 @@ class RunConfig(Strict):
         combinations.check_cost(self.max_cost, self.cluster)
         combinations.check_weights(self.rewards)
         check_given_rewards(self.rewards, self.prompts)
-        check_relative(self.rewards, self.rollout.group_size, self.checkpoints)
+        check_relative(self.rewards, self.rollout.scored_sizes, self.checkpoints)
         combinations.check_history(self.rewards, self.algorithm)
         combinations.check_pools(self.cluster, self.pools)
         return self

@@ -13,9 +13,14 @@ _TOTALS: Final = ("reward/mean", "evaluation/reward")
 
 
 def check_relative(
-    rewards: Mapping[str, RewardConfig], group_size: int, checkpoints: CheckpointConfig
+    rewards: Mapping[str, RewardConfig], sizes: Mapping[str, int], checkpoints: CheckpointConfig
 ) -> None:
     """Check the rewards that compare the samples of a group.
+
+    Args:
+        rewards: of the config.
+        sizes: of the groups that are scored, by the key that says so.
+        checkpoints: of the config.
 
     Raises:
         ValueError: one of them cannot work.
@@ -23,10 +28,11 @@ def check_relative(
     for name, own in ranked(rewards).items():
         _check_ranked(name, own, rewards)
     for name, reward in rewards.items():
-        if isinstance(reward, PairwiseConfig):
-            _check_opponents(name, reward, group_size)
-        if isinstance(reward, RemoteConfig) and reward.sees == "groups":
-            _check_request(name, reward, group_size)
+        for key, size in sizes.items():
+            if isinstance(reward, PairwiseConfig):
+                _check_opponents(name, reward, key, size)
+            if isinstance(reward, RemoteConfig) and reward.sees == "groups":
+                _check_request(name, reward, key, size)
     if checkpoints.keep_best:
         _check_best(checkpoints.best_by, rewards)
 
@@ -44,27 +50,27 @@ def _check_ranked(name: str, reward: RankedConfig, rewards: Mapping[str, RewardC
         )
 
 
-def _check_opponents(name: str, reward: PairwiseConfig, group_size: int) -> None:
+def _check_opponents(name: str, reward: PairwiseConfig, key: str, size: int) -> None:
     number = reward.opponents
     if number is None:
         return
-    if number >= group_size:
+    if number >= size:
         raise ValueError(
-            f"rewards.{name}.opponents is {number}, but of a group of {group_size} "
-            f"(rollout.group_size) there are {group_size - 1}; use fewer, or leave it out for all."
+            f"rewards.{name}.opponents is {number}, but of a group of {size} "
+            f"({key}) there are {size - 1}; use fewer, or leave it out for all."
         )
-    if number % 2 and group_size % 2:
+    if number % 2 and size % 2:
         raise ValueError(
-            f"rewards.{name}.opponents ({number}) and rollout.group_size ({group_size}) are odd, "
+            f"rewards.{name}.opponents ({number}) and {key} ({size}) are odd, "
             "so not every sample can have as many; make one of them even."
         )
 
 
-def _check_request(name: str, reward: RemoteConfig, group_size: int) -> None:
-    if reward.batch_size < group_size:
+def _check_request(name: str, reward: RemoteConfig, key: str, size: int) -> None:
+    if reward.batch_size < size:
         raise ValueError(
             f"rewards.{name} sees groups, but its batch_size ({reward.batch_size}) is below "
-            f"rollout.group_size ({group_size}); a group has to fit into one request."
+            f"{key} ({size}); a group has to fit into one request."
         )
 
 
