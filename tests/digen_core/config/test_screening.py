@@ -42,7 +42,7 @@ def test_what_cannot_work_is_refused(screening, changes, message):
 def test_samples_from_files_are_not_chosen():
     columns = ["a", "b", "c", "d"]
     prompts = {"train": "p.parquet", "evaluation_fraction": 0.1, "sample_columns": columns}
-    with pytest.raises(ValidationError, match="samples come from files .prompts.sample_columns."):
+    with pytest.raises(ValidationError, match=r"samples come from files .prompts.sample_columns."):
         config_of(FEW, prompts=prompts, algorithm={"type": "diffusion_nft"})
 
 
