@@ -59,7 +59,7 @@ class Membership:
                 lose_holder(iteration)
         for iteration in it.iterations:
             own = [pack for pack in returned if pack.iteration == iteration.index]
-            lose_devices(iteration, names, own)
+            lose_devices(iteration, names, own, it.workload)
         return was_holder
 
     def _load_again(self) -> list[Instruction]:

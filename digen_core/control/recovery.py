@@ -7,15 +7,19 @@ transitions are gone, are trained again when they exist again; no other pair is.
 
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import Fragment, Pack, PairBlock
+from digen_core.control.schedule import Workload
 
 
-def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pack]) -> None:
+def lose_devices(
+    iteration: Iteration, names: frozenset[str], returned: list[Pack], workload: Workload
+) -> None:
     """Put everything that an iteration had on some devices back among what is to be done.
 
     Args:
         iteration: that is open.
         names: of the devices that were lost together.
         returned: packs of the iteration that no device was told to train yet.
+        workload: of the iteration.
     """
     untrained = _lose_packs(iteration, names, returned)
     lost = {fragment for fragment, held in iteration.held_on.items() if held & names}
@@ -26,7 +30,7 @@ def lose_devices(iteration: Iteration, names: frozenset[str], returned: list[Pac
     for fragment in lost:
         iteration.held_on.pop(fragment, None)
     for fragment in lost | _park(iteration, untrained):
-        _generate_again(iteration, fragment, names)
+        _generate_again(iteration, fragment, names, workload)
     iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
     if untrained and not iteration.stepping:
         iteration.reducing = False
@@ -77,8 +81,13 @@ def _park(iteration: Iteration, untrained: list[PairBlock]) -> set[Fragment]:
     return {block.fragment for block in gone}
 
 
-def _generate_again(iteration: Iteration, fragment: Fragment, names: frozenset[str]) -> None:
-    """Queue a fragment of which a stretch is gone, unless nobody needs it any more."""
+def _generate_again(
+    iteration: Iteration, fragment: Fragment, names: frozenset[str], workload: Workload
+) -> None:
+    """Queue a fragment of which a stretch is gone, unless nobody needs it any more.
+
+    Of candidates nobody needs more than their rewards.
+    """
     on = iteration.generating.get(fragment)
     if on is not None and on not in names:
         iteration.to_restart.add(fragment)  # when the device that goes on with it stops
@@ -90,6 +99,8 @@ def _generate_again(iteration: Iteration, fragment: Fragment, names: frozenset[s
         iteration.queue.restart(fragment)
     elif _needs_rewards(iteration, fragment):
         _queue(iteration, fragment)
+    elif workload.screens(fragment.group):
+        return
     elif fragment.group in iteration.without_advantages or fragment in iteration.parked:
         iteration.regenerating.add(fragment)
         _queue(iteration, fragment)

@@ -117,6 +117,7 @@ class RandomCluster:
         self.refill = refill  # times that each of them may be replaced
         self.replaced: set[tuple[int, int]] = set()
         self.successors: dict[tuple[int, int], int] = {}
+        self.screened: set[p.Fragment] = set()  # candidates with rewards
         #: In order, as a worker runs them.
         self.queues: dict[str, list[p.Instruction]] = {name: [] for name in self.devices}
         self.others: list[p.Instruction] = []  # scores, pushes: in any order
@@ -380,6 +381,7 @@ class RandomCluster:
                     assert dear * fragment.num_samples <= self.workload.fragment_size * 1.01
                 assert first == self.next_step.get(fragment, 0) or self.num_lost
                 assert version in self.held[device], "a version that the device does not hold"
+                assert fragment not in self.screened, "a candidate is generated for nothing"
                 group = (fragment.iteration, fragment.group)
                 assert self.version_of.setdefault(group, version) == version, "versions mixed"
                 ahead = (fragment.iteration - len(self.finished)) * self.workload.num_updates
@@ -468,6 +470,8 @@ class RandomCluster:
                     return p.FragmentPaused(fragment, last)
                 return p.FragmentGenerated(fragment)
             case p.Score(fragment):
+                if self.workload.screens(fragment.group):
+                    self.screened.add(fragment)
                 return p.FragmentScored(fragment)
             case p.ComputeAdvantages(index, groups) if new := self._replace(index, groups):
                 return p.GroupsReplaced(index, new)
