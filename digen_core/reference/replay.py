@@ -5,7 +5,7 @@ A replay may learn otherwise (``algorithm``, ``train``), but from the samples as
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -120,8 +120,8 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
     texts, columns = _by_group(rows)
     prompts = _prompts_of(run_dir, config, iteration, texts)
-    count = config.rollout.prompts_per_iteration
-    columns = {g: c for g, c in columns.items() if g + count not in columns}  # not those replaced
+    left = last_groups(columns, config.rollout.prompts_per_iteration)
+    columns = {group: columns[group] for group in left}
     nonfinite = columns.keys() & {row["group"] for row in rows if row["nonfinite"]}
     keys = {group: prompt.key for group, prompt in prompts.items()}
     found = advantages_of(config, columns, keys, history, nonfinite=nonfinite)
@@ -143,6 +143,16 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     return KeptIteration(
         config, version, checkpoint, record, prompts, found.values, packs, segments
     )
+
+
+def last_groups(groups: Iterable[int], count: int) -> list[int]:
+    """Return the groups of an iteration that no other took the place of, ascending.
+
+    Args:
+        groups: that have rows; of those that others take the place of some may have none.
+        count: groups that the iteration begins and ends with.
+    """
+    return sorted({group % count: group for group in sorted(groups)}.values())
 
 
 def _record_of(run_dir: Path, iteration: int) -> IterationRecord:

@@ -191,6 +191,13 @@ REPLAYED = {
         "rollout.branches": 2,
         "algorithm": {"window": [1, 0, 3], "window_drawn_for": "group"},
     },
+    "samples of candidates, some of which others took the place of": {
+        "rollout.screening": {"candidates": 7, "num_steps": 2},
+        "rollout.refill": 2,
+        "rewards": {"smooth_rewards:partly_equal": 1.0},
+        "algorithm.advantage_scale": "batch",  # where rows of the others would count
+        "schedule.layout": "disaggregated",
+    },
 }
 
 
