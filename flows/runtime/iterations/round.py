@@ -37,9 +37,18 @@ class Round:
     def priority_of(self, group: int, fragment: int = 0) -> int:
         """Return the priority of a fragment: earlier ones first, all after training.
 
-        So a device that has two ends the one that it began.
+        So a device that has two ends the one that it began. Samples come before the next prompt's
+        candidates.
         """
-        return -(self.index * len(self.prompts) + group + 1) * MAX_FRAGMENTS - fragment
+        place = self.index * len(self.prompts) + self._place_of(group)
+        return -(place + 1) * MAX_FRAGMENTS - fragment
+
+    def _place_of(self, group: int) -> int:
+        """Return the place of a group among those that were drawn."""
+        if not self.is_screened:
+            return group
+        kind, slot = divmod(group, self.num_groups)  # of candidates, of samples, in turn
+        return 2 * (kind // 2 * self.num_groups + slot) + kind % 2
 
 
 @dataclass(frozen=True, slots=True)

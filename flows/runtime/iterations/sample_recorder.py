@@ -99,7 +99,10 @@ class SampleRecorder:
                 del own[fragment]
 
     def add_unscreened(self, group: int) -> None:
-        """Note a group of candidates of which too few have their numbers: it is dropped."""
+        """Note a group of candidates of which too few have their numbers: it is dropped.
+
+        Its rows stay, and say which of them lack some.
+        """
         self._dropped.add(group)
         self._skipped.add(group)
         self._advantages[group] = [0.0] * len(self._columns_of(group)["reward"])
@@ -217,7 +220,12 @@ class SampleRecorder:
         return {"candidate": candidate, "screened_reward": float(screened.rewards[candidate])}
 
     def _images_of(self, group: int) -> dict[int, str]:
-        """Return the files of a group's images that the config has kept, by sample."""
+        """Return the files of a group's images that the config has kept, by sample.
+
+        Of candidates none is.
+        """
+        if self._round.screens(group):
+            return {}
         tracking = self._run.config.tracking
         parts = [self._rewards[fragment]["reward"] for fragment in self._parts_of(group)]
         rewards = np.concatenate(parts)

@@ -15,10 +15,10 @@ def screen(run: RunContext, it: OpenIteration, group: int) -> Event:
     nonfinite = it.recorder.nonfinite_in(group)
     chosen = run.workers.candidates(it.recorder.rewards_of(group), nonfinite)
     samples = it.round.samples_of(group)
+    it.forget_segments(group)  # nothing is trained on candidates
     if chosen is not None:
         it.recorder.add_screened(group, samples, chosen)
         it.chosen[samples] = chosen
-        it.forget_segments(group)  # nothing is trained on candidates
         return GroupsReplaced(it.index, ((group, samples),))
     it.recorder.add_unscreened(group)
     notify_of_dropped_group(run, it.index, group, nonfinite)
