@@ -50,6 +50,7 @@ class Backlog:
 
     def _seconds_to_generate(self, iteration: Iteration, speed: float) -> float:
         load = iteration.queue.load + self._fleet.under_way(iteration.index)
+        load += iteration.samples_to_come(self._workload)
         return load / speed if speed else inf if load else 0.0
 
 

@@ -128,8 +128,12 @@ class Iteration:
         """What it takes to generate a sample of each group, in the mean of them; none: the same."""
         return generation_costs(self.costs, self.group_steps)
 
+    def _steps_of(self, group: int, workload: Workload) -> int:
+        """Return the steps of a group's samples."""
+        return self.group_steps[group] if self.group_steps else workload.num_steps
+
     def _fragments_of(self, group: int, workload: Workload) -> tuple[Fragment, ...]:
-        num_steps = self.group_steps[group] if self.group_steps else workload.num_steps
+        num_steps = self._steps_of(group, workload)
         dear = self._dearness[group] if self.cuts and self._dearness else 1.0
         cost = self._cost_of(group)
         return fragments_of(workload, self.index, group, cost, num_steps=num_steps, dear=dear)
@@ -244,6 +248,14 @@ class Iteration:
         to_come = self.load_to_come * workload.trained_per_group
         later = sum(pool.load for pool in self.later.values())
         return self.pool.load + later + self.deal.epochs * to_come
+
+    def samples_to_come(self, workload: Workload) -> float:
+        """Return the load of the samples that candidates are chosen for: steps of the mean size."""
+        if workload.screening is None:
+            return 0.0
+        groups = filter(workload.screens, self.without_advantages)
+        loads = (self._cost_of(group) * self._steps_of(group, workload) for group in groups)
+        return workload.group_size * sum(loads)
 
     def needs(self, device: str) -> bool:
         """Say whether a device has something of it: a stretch, a sum, or what it scores."""

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from digen_core.control.iteration import Iteration
 from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import IterationOffered
 from digen_core.control.schedule import Schedule, Screening
 from digen_core.sim.simulator import simulate
 from support.random_cluster import make_costs, make_devices, make_workload
@@ -62,3 +64,35 @@ def test_few_steps_of_candidates_take_less_than_all_of_them_as_samples():
     """16 samples of 8 steps of which 4 are trained: 128 against 96 steps of samples a group."""
     whole = replace(WORK, group_size=16, screening=None)
     assert simulated(WORK).seconds < simulated(whole).seconds
+
+
+def test_helpers_stay_for_the_samples_that_candidates_are_chosen_for():
+    """A rollout device alone does not suffice for them, and trainers know before they are there.
+
+    So TAG, whose helpers leave when it does, is as fast as a layout whose helpers stay.
+    """
+    screening = Screening(num_candidates=8, num_steps=2)
+    work = replace(WORK, num_groups=12, group_size=8, trained_per_group=8, screening=screening)
+
+    def seconds(layout):
+        report = simulate(
+            make_devices(layout, 1, 3),
+            work,
+            Schedule(LAYOUTS[layout]),
+            make_costs(),
+            trained_steps=(0, 1, 2),
+            num_iterations=NUM_ITERATIONS,
+        )
+        return max(span.ended for span in report.spans)
+
+    assert seconds("tag") < 1.05 * seconds("tcss")
+
+
+def test_the_samples_to_come_are_those_of_candidates_that_wait():
+    """Of 6 groups 4 samples of 8 steps each; those of a group are no more when it is there."""
+    it = Iteration.begin(IterationOffered(0, (0, 1)), tuple(range(6)), WORK)
+    assert it.samples_to_come(WORK) == 6 * 4 * 8
+    it.queue.take([0], 0, is_stale=False)  # of the first group, which begins
+    it.replace({0: 6}, WORK)
+    assert it.samples_to_come(WORK) == 5 * 4 * 8
+    assert it.samples_to_come(replace(WORK, screening=None)) == 0
