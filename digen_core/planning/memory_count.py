@@ -137,7 +137,8 @@ class _Peaks:
         self, policy: PipelinePolicy, config: RunConfig, gang: Gang, computes: bool
     ) -> None:
         self._policy = policy
-        self._precision = config.rollout.precision
+        rollout = config.rollout
+        self._precisions = {rollout.precision, rollout.of_candidates.precision}
         self._computes = computes
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
@@ -187,8 +188,9 @@ class _Peaks:
 
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
-        with self._policy.sampling(self._precision):
-            self._velocity(self._policy, num_samples)
+        for precision in sorted(self._precisions):
+            with self._policy.sampling(precision):
+                self._velocity(self._policy, num_samples)
 
     @torch.no_grad()
     def _decode(self, num_samples: int) -> None:

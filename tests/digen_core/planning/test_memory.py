@@ -240,6 +240,20 @@ def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
     assert held == found.low_precision
 
 
+def test_candidates_in_float8_take_what_such_samples_do(tiny_families):
+    """A step of either kind has to fit; in float8 it takes more, beside the rounded weights."""
+    folder = Path(tiny_families["flux"])
+    screening = {"candidates": 32, "num_steps": 2, "precision": "float8"}
+    candidates = {"rollout": {"screening": screening}}
+    plain, low, found = (
+        memory_of(config_of("flux", train={"lora": LORA}, **own), folder)
+        for own in ({}, LOW, candidates)
+    )
+    assert found.low_precision == low.low_precision > 0
+    for count in (1, 6):
+        assert found.step(count) == max(plain.step(count), low.step(count)) > plain.step(count)
+
+
 def test_cuda_graphs_keep_a_step_on_devices_that_generate(tiny_families):
     folder = Path(tiny_families["sd3"])
     plain, graphed = (
