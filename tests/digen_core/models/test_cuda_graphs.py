@@ -54,12 +54,12 @@ def prepared(folder, model, *, dtype="float64", graphs=True, lora=True, compiles
 
 
 @torch.no_grad()
-def sampled(policy, count=2, seed=0, sigma=0.5, condition=None):
+def sampled(policy, count=2, seed=0, sigma=0.5, condition=None, precision="float8"):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, *policy.latent_shape, generator=generator, dtype=torch.float64)
     if condition is None:
         condition = noise_condition(policy, count, seed)
-    with policy.sampling("float8"):
+    with policy.sampling(precision):
         return policy.velocity(x.to(policy.latent_dtype), torch.full((count,), sigma), condition)
 
 
@@ -121,6 +121,20 @@ def test_all_weights_are_read_as_they_are(tiny_families, captured, precision):
             set_weights(policy, weights)
         assert torch.equal(sampled(graphed, seed=seed), sampled(plain, seed=seed))
     assert len(captured) == 1
+
+
+def test_candidates_in_float8_have_graphs_of_their_own(tiny_families, captured):
+    """Of the same shapes as those of samples: neither is launched in place of the other."""
+    screening = {"candidates": 32, "precision": "float8"}
+    plain, graphed = (
+        prepared(tiny_families["sd3"], "sd3", graphs=on, screening=screening)
+        for on in (False, True)
+    )
+    for precision in ("float8", "model", "float8", "model"):
+        expected = sampled(plain, precision=precision)
+        assert torch.equal(sampled(graphed, precision=precision), expected)
+    assert len(captured) == 2
+    assert not torch.equal(sampled(graphed, precision="float8"), expected)
 
 
 def test_weights_that_lie_elsewhere_are_captured_again(tiny_families, captured):
