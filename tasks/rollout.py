@@ -141,7 +141,7 @@ def _schedule(engine: Engine, fragment: Fragment, previous: Segment | None) -> n
     policy, config = engine.policy_of(fragment.iteration, fragment.group), engine.config
     screening = config.rollout.screening
     if screening is not None and screening.num_steps and config.rollout.screens(fragment.group):
-        return to_array(policy.sigmas(screening.num_steps))
+        return to_array(policy.sigmas(fragment.num_steps))
     return to_array(schedule_of(policy, config, fragment.iteration, fragment.num_steps))
 
 

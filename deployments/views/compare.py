@@ -13,6 +13,7 @@ from rich.table import Table
 from deployments.views.terminal import borderless, plain
 from digen_core.config.checkpoint import EVALUATION
 from digen_core.errors import UserError
+from digen_core.inputs.text import printable
 from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
 from digen_core.records import Wins
 from digen_core.trace.charts import LINE_COLOURS, draw_band
@@ -174,7 +175,8 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
             steps, values = zip(*points, strict=True)
             colour = LINE_COLOURS[number % len(LINE_COLOURS)]
             style = "-" if number < len(LINE_COLOURS) else "--"
-            axes.plot(steps, values, style, color=colour, label=run.name, marker=".", linewidth=1.3)
+            label = printable(run.name)
+            axes.plot(steps, values, style, color=colour, label=label, marker=".", linewidth=1.3)
             errors = dict(run.metrics.get(error_of(name), []))
             spread = [errors.get(step, 0.0) for step in steps]
             draw_band(axes, steps, values, spread, colour)

@@ -69,8 +69,9 @@ class ScreeningConfig(Strict):
     the noise of those with the highest and the lowest rewards."""
 
     num_steps: Annotated[int, _STEPS] | None = Field(None, ge=1)
-    """Denoising steps of a candidate, all without noise; null: those of a sample, and with its
-    noise, so that a candidate is the sample that it stands for, but for its precision."""
+    """Denoising steps of a candidate, or its sample's where these are fewer, all without noise;
+    null: those of a sample, and with its noise, so that a candidate is the sample that it stands
+    for, but for its precision."""
 
     precision: Precision = "model"
     """What the linear layers of the transformer's blocks compute in while candidates are generated,

@@ -132,7 +132,7 @@ class Screening:
     """Candidates of each group that are generated and scored before it: the group's samples."""
 
     num_candidates: int
-    num_steps: int | None = None  # of each; None: as many as of the group's samples
+    num_steps: int | None = None  # of each, at most the samples'; None: as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Workload:
     def steps_of(self, group: int, num_steps: Steps) -> Steps | int:
         """Return the steps of a group's trajectories, of which samples would have so many."""
         if self.screening is not None and self.screens(group):
-            return self.screening.num_steps or num_steps
+            return min(self.screening.num_steps or num_steps, num_steps)
         return num_steps
 
     @property

@@ -106,7 +106,7 @@ def sample_candidates(
     successor = group[1] + rollout.prompts_per_iteration
     noisy_steps = steps_of_group(config, group[0], successor, num_steps).noisy
     if screening.num_steps is not None:
-        sigmas, noisy_steps = policy.sigmas(screening.num_steps), ()
+        sigmas, noisy_steps = policy.sigmas(min(screening.num_steps, num_steps)), ()
     condition = _condition(policy, prompt, screening.candidates)
     origin, how = Origin(group, range(screening.candidates)), rollout.of_candidates
     sigmas = sigmas.to(policy.device)

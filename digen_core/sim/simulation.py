@@ -164,16 +164,16 @@ class Simulation:
             work = self._workload
             rollout = [n for n, own in self._devices.items() if "rollout" in own.device.roles]
             self._transfers.encode(self._num_offered, work.num_groups, rollout)
+            own = ((tuple(range(num)),) * work.group_size for num in work.group_trained)
+            kinds = len(work.kinds_of_groups)
             offer = protocol.IterationOffered(
                 self._num_offered,
                 self._trained_steps,
-                work.group_costs,
+                kinds * work.group_costs,
                 self._mixing,
                 self._deal(),
-                own_steps=tuple(
-                    (tuple(range(num)),) * work.group_size for num in work.group_trained
-                ),
-                group_steps=work.group_steps,
+                own_steps=kinds * tuple(own),
+                group_steps=kinds * work.group_steps,
             )
             self._deliver_soon(offer)
             self._num_offered += 1

@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from support.layout_runs import Case, check_weights, marked
+from support.layout_runs import MAX_WORKERS, Case, check_weights, marked, run_case
+from support.runs import with_own_steps
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,30 @@ def test_a_candidate_is_the_sample_that_stands_for_it(run_layout):
     for record in run.records:
         assert record.metrics["screening/rank_correlation"] == pytest.approx(1)
         assert record.metrics["screening/reward"] != record.metrics["reward/mean"]
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("num_steps", [3, None])
+def test_candidates_take_no_more_steps_than_their_prompt(
+    num_steps, tree, four_workers, monkeypatch
+):
+    """Prompts have two, three or four of their own."""
+    four_workers.wait_for_workers(MAX_WORKERS, timeout=240)
+    screening = {"candidates": CANDIDATES, "num_steps": num_steps}
+    case, address = Case("tag", (2, 1), 2, 3, helping=True), four_workers.scheduler.address
+    changes = {"rollout.screening": screening, "algorithm": {"type": "diffusion_nft"}}
+    run = run_case(case, with_own_steps(tree), address, monkeypatch, **changes)
+    check_weights(run)
+    spans = [span for span in run.spans if span.kind == "denoise"]
+    count = run.config.rollout.prompts_per_iteration
+    ends = {True: {}, False: {}}
+    for span in spans:
+        of_kind = ends[span.group < count]
+        place = span.iteration, span.group % count
+        of_kind[place] = max(of_kind.get(place, 0), span.end_step)
+    assert len(set(ends[False].values())) > 1
+    most = num_steps or max(ends[False].values())
+    assert ends[True] == {place: min(most, end) for place, end in ends[False].items()}
 
 
 def _check_rows(run):

@@ -59,8 +59,8 @@ def rollouts_beside_an_old_card() -> None:
 
 @together
 def _exchange_last_card() -> None:
-    def refuse(device: torch.device) -> None:
-        raise ConfigError("rollout.precision is 'float8', which this card does not have")
+    def refuse(device: torch.device, key: str) -> None:
+        raise ConfigError(f"{key} is 'float8', which this card does not have")
 
     if dist.get_rank() == dist.get_world_size() - 1:
         patch.object(setup, "require_float8", refuse).start()

@@ -145,10 +145,11 @@ class Reader:
             monkeypatch.setattr(place, _reached)
         monkeypatch.setattr("deployments.local.run_training", _train)
         monkeypatch.setattr("deployments.operation.up.up", _up)
-        # Hubs and scorers are elsewhere.
+        # Hubs, servers and scorers are elsewhere.
         # So may be libraries that only some have.
         monkeypatch.setattr("digen_core.preflight.run.find_spec", lambda name: name)
         monkeypatch.setattr("digen_core.preflight.hub.check_available", lambda *arguments: None)
+        monkeypatch.setattr("digen_core.preflight.network.check_server", lambda label, url: None)
         for name in ("remote.Remote", "judge.judge.Judge"):
             monkeypatch.setattr(f"digen_core.rewards.{name}.__call__", _ones)
 

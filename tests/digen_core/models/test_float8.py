@@ -269,7 +269,7 @@ def test_a_device_that_has_no_float8_is_told_in_one_line(monkeypatch):
 def test_who_trains_only_needs_no_float8(tiny_flux, monkeypatch):
     """A worker says so before it loads the model, of a role that it has or helps with."""
 
-    def none_here(device):
+    def none_here(device, key):
         raise ConfigError(f"no float8 on {device}")
 
     loaded = []

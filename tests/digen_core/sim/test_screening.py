@@ -51,6 +51,24 @@ def test_candidates_are_generated_in_every_layout(layout):
     assert sum(seconds.values()) == pytest.approx(NUM_ITERATIONS * work)
 
 
+def test_groups_may_cost_unequally_and_have_steps_of_their_own():
+    """Candidates of a prompt cost as its samples, and take no more steps."""
+    steps, trained = (2, 3, 4, 5, 6, 8), (1, 1, 2, 2, 3, 4)
+    work = replace(
+        WORK,
+        group_costs=(0.5, 0.5, 0.5, 1.5, 1.5, 1.5),
+        group_steps=steps,
+        group_trained=trained,
+    )
+    taken = {}
+    for span in simulated(work).spans:
+        if span.kind == "denoise":
+            taken[span.group] = max(taken.get(span.group, 0), span.end_step)
+    count = WORK.num_groups
+    assert [taken[group] for group in range(count)] == [min(4, number) for number in steps]
+    assert [taken[count + group] for group in range(count)] == list(steps)
+
+
 def test_samples_follow_their_candidates_before_others_begin():
     """So trainers have pairs as early as with the candidates of one group, not of all."""
     (first, *_), spans = range(WORK.num_groups), simulated(WORK).spans

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from digen_core.rewards import scoring
+
 
 def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding.
@@ -71,7 +73,11 @@ def sometimes_none(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor
 
 
 def sometimes_huge(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """Brightness; with triangles so large that the update overflows."""
+    """Brightness; with triangles so large that the update overflows.
+
+    In float64, that takes rewards above the bound; in half precision it takes no such.
+    """
+    scoring.MOST = float("inf")  # type: ignore[misc]
     values = brightness(images, prompts).double()
     large = torch.tensor(["triangle" in prompt for prompt in prompts], device=values.device)
     return torch.where(large, 1e300 * values, values)
