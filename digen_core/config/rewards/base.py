@@ -30,7 +30,7 @@ class RewardBase(Strict):
     needs_source: ClassVar[bool] = False  # whether it judges edits of source images only
     sees_source: ClassVar[bool] = False  # whether it may look at source images
 
-    weight: float = Field(1.0, ge=-1e9, le=1e9)
+    weight: float = Field(1.0, ge=-1e290, le=1e290)
     """Factor in the weighted sum."""
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from digen_core.rewards import scoring
-
 
 def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     """Mean of the red channel minus half the blue one: smooth, so rounding stays rounding.
@@ -73,14 +71,10 @@ def sometimes_none(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor
 
 
 def sometimes_huge(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """Brightness; with triangles so large that the update overflows.
-
-    In float64, that takes rewards above the bound; in half precision it takes no such.
-    """
-    scoring.MOST = float("inf")  # type: ignore[misc]
+    """Brightness, which counts 1e3 with a weight of 1e290; with triangles an update overflows."""
     values = brightness(images, prompts).double()
     large = torch.tensor(["triangle" in prompt for prompt in prompts], device=values.device)
-    return torch.where(large, 1e300 * values, values)
+    return torch.where(large, 1e13 * values, 1e-287 * values)
 
 
 def kills_its_worker(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
