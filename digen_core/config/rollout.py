@@ -79,6 +79,17 @@ class ScreeningConfig(Strict):
     trained."""
 
 
+def is_of_candidates(group: int, num_groups: int) -> bool:
+    """Say whether a group is one of candidates, where each prompt has one.
+
+    Args:
+        group: by its index in the iteration.
+        num_groups: that the iteration begins and ends with (N): first N of candidates, then the N
+            of their samples, then those that take the place of groups without signal, likewise.
+    """
+    return group // num_groups % 2 == 0
+
+
 class RolloutConfig(Strict):
     """How trajectories are sampled."""
 
@@ -189,7 +200,7 @@ class RolloutConfig(Strict):
                 f"{self.initial_noise!r} and branches {self.branches} samples of a group share "
                 "one; use 'sample' and 1, or leave screening out."
             )
-        if self.precision == "float8" != screening.precision:
+        if self.precision == "float8" and screening.precision != "float8":
             raise ValueError(
                 "rollout.precision is 'float8', but rollout.screening.precision is 'model', so "
                 "that candidates would cost more than samples; use 'float8' for both, or for "
@@ -204,7 +215,7 @@ class RolloutConfig(Strict):
 
     def screens(self, group: int) -> bool:
         """Say whether a group of an iteration is one of candidates."""
-        return self.screening is not None and group // self.prompts_per_iteration % 2 == 0
+        return self.screening is not None and is_of_candidates(group, self.prompts_per_iteration)
 
     @property
     def first_group(self) -> int:

@@ -8,6 +8,7 @@ from math import ceil
 from statistics import fmean
 from typing import Final, Literal, TypeVar, get_args
 
+from digen_core.config.rollout import is_of_candidates
 from digen_core.config.train import DealtBy, dealt_units
 from digen_core.control.layout import Layout
 
@@ -159,8 +160,8 @@ class Workload:
     screening: Screening | None = None  # None: there are no candidates
 
     def screens(self, group: int) -> bool:
-        """Say whether a group is one of candidates: every other one that takes another's place."""
-        return self.screening is not None and group // self.num_groups % 2 == 0
+        """Say whether a group is one of candidates."""
+        return self.screening is not None and is_of_candidates(group, self.num_groups)
 
     def size_of(self, group: int) -> int:
         """Return the samples of a group, or its candidates."""

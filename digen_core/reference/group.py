@@ -102,11 +102,13 @@ def sample_candidates(
     assert screening is not None
     policy = policy.at_size(config.size_of(*group))
     num_steps = num_steps_taken(config, group[0], prompt.num_steps)
-    sigmas = schedule_of(policy, config, group[0], num_steps)
-    successor = group[1] + rollout.prompts_per_iteration
-    noisy_steps = steps_of_group(config, group[0], successor, num_steps).noisy
+    noisy_steps: tuple[int, ...] = ()
     if screening.num_steps is not None:
-        sigmas, noisy_steps = policy.sigmas(min(screening.num_steps, num_steps)), ()
+        sigmas = policy.sigmas(min(screening.num_steps, num_steps))
+    else:  # the steps of its sample
+        sigmas = schedule_of(policy, config, group[0], num_steps)
+        successor = group[1] + rollout.prompts_per_iteration
+        noisy_steps = steps_of_group(config, group[0], successor, num_steps).noisy
     condition = _condition(policy, prompt, screening.candidates)
     origin, how = Origin(group, range(screening.candidates)), rollout.of_candidates
     sigmas = sigmas.to(policy.device)

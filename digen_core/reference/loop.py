@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from digen_core.config.rewards import called
 from digen_core.config.run import RunConfig
 from digen_core.control.schedule import own_steps_in
 from digen_core.data.draws import prompts_with_refills
@@ -40,10 +39,10 @@ from digen_core.reference.group import (
     step_margins,
 )
 from digen_core.reference.metrics import Columns, sample_means
+from digen_core.reference.scores import scores_of
 from digen_core.reference.screening import screened
 from digen_core.rewards.asked import Asked
-from digen_core.rewards.failures import settle
-from digen_core.rewards.scoring import RewardFn, score_images
+from digen_core.rewards.scoring import RewardFn
 from digen_core.rollout.seen import as_seen
 from digen_core.training.advantages import advantages_of
 from digen_core.training.deal import deal_of_iteration
@@ -246,9 +245,8 @@ def _scored(
         _refuse(config, *place)
         return group, None, of_steps
     samples = [prompt] * config.rollout.group_size
-    about = Asked.of(samples, config.size_of(*place), policy.device)
-    scored = score_images(rewards, called(config.rewards), images, *about, latents=latents)
-    return group, settle(scored, config.rewards, prompt.scores), of_steps
+    asked = Asked.of(samples, config.size_of(*place), policy.device)
+    return group, scores_of(config, rewards, prompt, asked, images, latents), of_steps
 
 
 def _are_finite(*values: torch.Tensor | None) -> bool:

@@ -265,9 +265,9 @@ class Simulation:
         self._deliver(protocol.FragmentScored(fragment))
 
     def _compute_advantages(self, do: protocol.ComputeAdvantages) -> None:
-        successors = [(old, old + self._workload.num_groups) for old in do.groups]
         if self._workload.screens(do.groups[0]):
-            self._deliver_soon(protocol.GroupsReplaced(do.iteration, tuple(successors)))
+            successors = tuple((old, old + self._workload.num_groups) for old in do.groups)
+            self._deliver_soon(protocol.GroupsReplaced(do.iteration, successors))
             return
         size, trained = self._workload.group_size, self._workload.trained_per_group
         chosen = tuple(

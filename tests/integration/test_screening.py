@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from support.layout_runs import MAX_WORKERS, Case, check_weights, marked, run_case
+from support.layout_runs import MAX_WORKERS, ODD, Case, check_weights, marked, run_case
 from support.runs import with_own_steps
 
 pytestmark = pytest.mark.slow
@@ -14,15 +14,7 @@ FEW_STEPS = {"rollout.screening": {"candidates": CANDIDATES, "num_steps": 2}}
 IN_FLOAT8 = {"rollout.screening": {"candidates": CANDIDATES, "precision": "float8"}}
 NFT = {"algorithm.type": "diffusion_nft"}
 AS_SAMPLES = {"rollout.screening": {"candidates": CANDIDATES}}
-ODD = {
-    "rewards": {
-        "odd": {
-            "type": "function",
-            "function": "smooth_rewards:sometimes_none",
-            "on_failure": "drop",
-        }
-    }
-}
+SOMETIMES_NONE = {"rewards": {"odd": ODD["rewards"]["odd"]}}
 REFILLED = {"rewards": {"smooth_rewards:partly_equal": 1.0}, "rollout.refill": 2}
 CASES = [
     (Case("tag", (2, 1), 2, 3, helping=True, pauses=True), IN_FLOAT8),
@@ -33,7 +25,7 @@ CASES = [
     (Case("gap", (2, 1), 1, 3), IN_FLOAT8),
     (Case("tsp", (1, 2), 2, 3), FEW_STEPS),
     (Case("colocated-strong", (2,), 2, 3), FEW_STEPS),
-    (Case("tag", (2, 1), 2, 3, helping=True), FEW_STEPS | ODD | {"rollout.refill": 1}),
+    (Case("tag", (2, 1), 2, 3, helping=True), FEW_STEPS | SOMETIMES_NONE | {"rollout.refill": 1}),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from digen_core.config.rollout import is_of_candidates
 from digen_core.data.prompts import Prompt
 
 MAX_FRAGMENTS = 1 << 16  # of a group
@@ -23,7 +24,7 @@ class Round:
 
     def screens(self, group: int) -> bool:
         """Say whether a group is one of candidates."""
-        return self.is_screened and group // self.num_groups % 2 == 0
+        return self.is_screened and is_of_candidates(group, self.num_groups)
 
     def samples_of(self, group: int) -> int:
         """Return the group of the samples that stand for some of a group's candidates."""

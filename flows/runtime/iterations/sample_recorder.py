@@ -103,7 +103,7 @@ class SampleRecorder:
 
         Its rows stay, and say which of them lack some.
         """
-        self._dropped.add(group)
+        self.add_dropped([group])
         self._skipped.add(group)
         self._advantages[group] = [0.0] * len(self._columns_of(group)["reward"])
 
