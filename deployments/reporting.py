@@ -99,7 +99,7 @@ def iteration_of(what: p.Event | p.Instruction, num_updates: int = 1) -> int:
         what: that a run heard or said.
         num_updates: of an iteration, of which none was skipped.
     """
-    for name in ("fragment", "pack"):
+    for name in ("batch", "fragment", "pack"):
         what = getattr(what, name, what)
     if isinstance(what, p.Stepped | p.StateCopied | p.VersionLoaded | p.CopyState | p.Push):
         return (what.version - 1) // num_updates

@@ -59,10 +59,16 @@ class Span:
     first_step: int = -1
     end_step: int = -1  # one past the last denoising step
     version: int = -1  # of the policy that it used or loaded
-    num_items: int = -1  # samples of a fragment, pairs of a pack
+    num_items: int = -1  # samples of a batch or fragment, pairs of a pack
     cost: float = 1.0  # of one, in those of the mean size
     num_bytes: int = -1  # that other devices sent for it
     compile_seconds: float = 0.0  # of its time, that torch.compile took
+    beside: tuple[tuple[int, int], ...] = ()  # (group, fragment) of the others of its batch
+
+    @property
+    def fragments(self) -> tuple[tuple[int, int], ...]:
+        """(group, fragment) of all that it is about; none where that does not apply."""
+        return ((self.group, self.fragment), *self.beside) if self.fragment >= 0 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class SampleRow:
     trained: bool  # false in a group of equal rewards, and for who is not of its best n
     steps: list[int]  # noisy steps, in order
     behaviour_logprobs: list[float]  # one per noisy step, mean over the latent's elements
-    denoise_seconds: float  # of the sample's fragment
+    denoise_seconds: float  # of the batches that the sample was in
     score_seconds: float  # of the sample's fragment
     metadata: Metadata = field(default_factory=dict)  # what else the prompt's row says
     image: str | None = None  # file of the decoded sample, seen from the run's folder, if kept

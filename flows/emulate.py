@@ -101,6 +101,7 @@ def emulated_config(
                 group_size=scenario.group_size,
                 num_steps=scenario.steps,
                 fragment_size=scenario.fragment_size,
+                batch_size=max(scenario.batch_size, scenario.fragment_size),
                 steps_per_task=steps_per_task,
             ),
             algorithm=FlowGrpo(trained_fraction=scenario.trained_fraction),

@@ -32,7 +32,13 @@ SHOWN_GROUPS: Final = 4
 
 @body("decode and score", Scored)
 def decode_and_score(
-    run_id: str, label: str, *, prompt: Prompt, segment: Segment, run_dir: Path
+    run_id: str,
+    label: str,
+    *,
+    prompt: Prompt,
+    fragment: Fragment,
+    segments: tuple[Segment, ...],
+    run_dir: Path,
 ) -> tuple[Arrays, Scored]:
     """Reward the samples of a fragment, decoded or by their clean latents, as the rewards take.
 
@@ -46,7 +52,7 @@ def decode_and_score(
         FloatingPointError: a pixel is NaN or infinite, and that ends the run.
         RewardError: a reward failed, and that ends the run.
     """
-    fragment = segment.fragment
+    segment = next(own for own in segments if own.fragment == fragment)
     with (
         working(run_id) as engine,
         profiled(engine, "decode", fragment.iteration, run_dir),

@@ -2,7 +2,7 @@
 
 They have the names and the parameters of the real tasks, and take their places where the config of
 a run is an ``EmulatedConfig``: the flows, Prefect and Dask do not know the difference. Results are
-tiny: a fragment is its own segment, a number is a policy version.
+tiny: what stands for segments says how many bytes they have, a number is a policy version.
 
 | task | what it takes |
 |---|---|
@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from digen_core.control.protocol import Fragment, Pack, Role
+from digen_core.control.protocol import Batch, Fragment, Pack, Role
 from digen_core.data.prompts import Prompt, SizedPrompt
-from digen_core.rollout.origin import Origin
+from digen_core.rollout.sampling import Sampling
 from digen_core.sim.emulated_config import EmulatedConfig
 from tasks.body import Body, body
 from tasks.emulated.links import EmulatedValue
@@ -40,6 +40,7 @@ from tasks.receipts import (
     Nothing,
     Pushed,
     Reduced,
+    Sampled,
     Scored,
     Trained,
     Updated,
@@ -95,39 +96,42 @@ def denoise_steps(
     run_id: str,
     label: str,
     *,
-    fragment: Fragment,
+    batch: list[Sampling],
     steps: range,
-    noisy_steps: tuple[int, ...],
     version: int,
-    conditions: EmulatedValue,
-    key: str,
-    previous: EmulatedValue | None,
+    conditions: list[EmulatedValue],
+    previous: list[EmulatedValue],
     run_dir: Path,
-    origin: Origin | None = None,
 ) -> tuple[EmulatedValue, Denoised]:
     """Wait for as long as the steps take; after the last one also for decoding."""
     with working(run_id) as work:
-        config, size = work.config, (fragment.num_samples, fragment.cost)
-        costs = config.costs_of(work.device)
-        place = (fragment.iteration, fragment.group, fragment.index)
+        config, together = work.config, Batch(tuple(own.fragment for own in batch))
+        costs, first = config.costs_of(work.device), together.fragments[0]
+        place = (first.iteration, first.group, first.index)
         factors = [config.factor("denoise", *place, step) for step in steps]
-        seconds = costs.step(*size) * sum(factors) * config.pace_of(work.device)
-        if steps.stop == fragment.num_steps:
-            seconds += costs.decode(*size) * config.factor("decode", *place)
+        step = costs.step(together.num_samples, together.cost)
+        seconds = step * sum(factors) * config.pace_of(work.device)
+        if steps.stop == together.num_steps:
+            decode = sum(costs.decode(own.num_samples, own.cost) for own in together.fragments)
+            seconds += decode * config.factor("decode", *place)
         _wait_until(work.started + seconds)
-        num_kept = max(1, len({*noisy_steps}.intersection(steps)))
-        num_bytes = config.costs.sent.transition * fragment.num_samples * num_kept
-        segment = EmulatedValue(num_bytes, work.site, fragment)
-    return segment, Denoised(version, logprobs={}, seconds_per_step=seconds / len(steps))
+        num_kept = max(1, len({*batch[0].noisy_steps}.intersection(steps)))
+        num_bytes = config.costs.sent.transition * together.num_samples * num_kept
+        segments = EmulatedValue(num_bytes, work.site)
+    return segments, Denoised(version, seconds / len(steps), [Sampled() for _ in batch])
 
 
 @body("decode and score", Scored)
 def decode_and_score(
-    run_id: str, label: str, *, prompt: Prompt, segment: EmulatedValue, run_dir: Path
+    run_id: str,
+    label: str,
+    *,
+    prompt: Prompt,
+    fragment: Fragment,
+    segments: EmulatedValue,
+    run_dir: Path,
 ) -> tuple[None, Scored]:
     """Wait for the reward servers."""
-    fragment = segment.fragment
-    assert fragment is not None, "a segment is of one"
     place = (fragment.iteration, fragment.group)
     with working(run_id) as work:
         factors = [work.config.factor("score", *place, sample) for sample in fragment.samples]

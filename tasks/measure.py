@@ -186,7 +186,7 @@ def _measured(engine: Engine, condition: Condition, roles: list[str] | tuple[str
 def _step(work: "_Work", config: RunConfig, gang: Gang) -> Linear:
     """Time a step, or its share of what takes the place of all: the leader encodes samples."""
     per_step = work.velocities_per_step
-    step = _line(work.step, config.fragment_size).times(per_step) if per_step else Linear()
+    step = _line(work.step, config.batch_size).times(per_step) if per_step else Linear()
     if not config.encodings_per_step or not gang.is_leader:
         return step
     own = _line(work.encode, config.fragment_size).times(config.encodings_per_step)

@@ -110,18 +110,26 @@ class ProbedRewards(Facts):
 
 
 @dataclass(frozen=True, slots=True)
-class Denoised(Facts):
+class Sampled(_Checked):
     """What some denoising steps of a fragment recorded."""
 
-    version: StrictInt  # that generated
-    logprobs: dict[StrictInt, list[StrictFloat]]  # noisy step -> of each sample
-    seconds_per_step: StrictFloat
+    logprobs: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
+    """Noisy step -> of each sample."""
     step_values: dict[StrictInt, list[StrictFloat]] = field(default_factory=dict)
     """Trained step -> each sample's divergence from the reference policy, or its margin over it; of
     no step if nobody asked."""
-    num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
     nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)
     """Samples that became NaN or infinite, by their index in the group, and what of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denoised(Facts):
+    """What some denoising steps of a batch recorded."""
+
+    version: StrictInt  # that generated
+    seconds_per_step: StrictFloat
+    sampled: list[Sampled]  # of each fragment
+    num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class Scored(Facts):
     rewards: dict[StrictStr, list[StrictFloat]]  # column -> of each sample, see `score_images`
     notes: list[StrictStr] = field(default_factory=list)  # of failures that end no run, the first
     pictures: list[StrictBytes] = field(default_factory=list)  # JPEGs of the samples that are shown
-    nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)  # as of `Denoised`
+    nonfinite: dict[StrictInt, StrictStr] = field(default_factory=dict)  # as of `Sampled`
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
             f"train p{pack.index:03d}",
             pack=pack,
             version=before.version,
-            segments=[s for s in kept.segments if s.fragment.group in groups],
+            segments=[tuple(s for s in kept.segments if s.fragment.group in groups)],
             conditions=[conditions],
             keys={group: prompts[group].key for group in groups},
             advantages={group: kept.advantages[group] for group in groups},

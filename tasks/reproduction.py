@@ -21,11 +21,13 @@ from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rollout.nonfinite import nonfinite_rows, watched
 from digen_core.rollout.origin import Origin
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import nonfinite_text
 from digen_core.training.pairs import from_kept
 from digen_core.transport.arrays import from_stored, to_tensor, to_tensors
 from digen_core.transport.kept_inputs import InputKind, KeptInput
-from tasks.rollout import denoise_part, encode
+from tasks.denoising import denoise_part, joined
+from tasks.rollout import encode
 from tasks.score import asked_of
 from tasks.setup import load_engine
 from tasks.versions import first_state, publish, push_weights
@@ -101,19 +103,20 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
     size = config.size_of(fragment.iteration, fragment.group)
     prompt = _prompt_of(run_dir, config, key, size)
     conditions, _ = encode(RUN, "encode", [prompt])
+    place = fragment.iteration, fragment.group
     parts = denoise_part(
         RUN,
         kept.version,
-        fragment,
-        _origin_of(about["origin"]),
+        Rows.of(place, fragment.samples, _origin_of(about["origin"])),
         range(about["step"], about["end_step"]),
         tuple(about["noisy_steps"]),
-        conditions[key],
+        {place: conditions[key]},
         arrays["x"],
         arrays["sigmas"],
         arrays.get("clean"),
     )
-    return _text(kept, {sample: what for part in parts for sample, what in part.nonfinite.items()})
+    found = joined(parts).nonfinite
+    return _text(kept, {fragment.samples[row]: what for row, what in found.items()})
 
 
 def _origin_of(about: Mapping[str, Any] | None) -> Origin | None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from digen_core.config.run import RunConfig
-from digen_core.config.size import Size
 from digen_core.control.protocol import Pack, PairBlock
 from digen_core.errors import UserError
 from digen_core.models.out_of_memory import is_out_of_memory
+from digen_core.rollout.conditions import shape_of
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.coded import check_agreement
 from digen_core.training.contents import contents_of
@@ -46,7 +46,7 @@ def train_pack(
     *,
     pack: Pack,
     version: int,
-    segments: list[Segment],
+    segments: list[tuple[Segment, ...]],
     conditions: list[dict[str, Arrays]],
     keys: dict[int, str],
     advantages: dict[int, np.ndarray],
@@ -69,14 +69,15 @@ def train_pack(
         by_key = {key: row for part in conditions for key, row in part.items()}
         own = {group: by_key[key] for group, key in keys.items()}
         total = empty_sum(run_id) if previous is None else previous
+        made = [segment for part in segments for segment in part]
         if pack.index in total.packs:  # this task is run again
             return total, Trained(too_large=False)
         parts = [
             (
                 part.blocks[0].fragment.group,
-                _pairs(engine, part, (version, trained_from), segments, own, advantages),
+                _pairs(engine, part, (version, trained_from), made, own, advantages),
             )
-            for part in _alike(pack, engine.config, own, partial(_part_of, engine, segments))
+            for part in _alike(pack, engine.config, own, partial(_part_of, engine, made))
         ]
         outcome = add_pack(run_id, version, total, pack.iteration, pack.index, parts, trained_from)
         if outcome == "nonfinite":
@@ -200,14 +201,11 @@ def _alike(
     Prompts with more source images than others have larger conditions. With
     pairs of two experts, or guided and not, the members of a gang would not all compute the same.
     """
-    blocks: dict[tuple[Size, int, tuple[int, ...], tuple[int, ...], int], list[PairBlock]] = {}
+    blocks: dict[tuple[object, ...], list[PairBlock]] = {}
     for block in pack.blocks:
         group = block.fragment.group
-        masks = [value for name, value in conditions[group].items() if name.endswith("mask")]
-        lengths = tuple(int(mask.sum()) for mask in masks)
-        shapes = tuple(value.shape[1] for value in conditions[group].values() if value.ndim > 1)
-        size = config.size_of(block.fragment.iteration, group)
-        key = size, block.fragment.num_steps, lengths, shapes, part_of(block)
+        shape, size = shape_of(conditions[group]), config.size_of(block.fragment.iteration, group)
+        key = size, block.fragment.num_steps, shape, part_of(block)
         blocks.setdefault(key, []).append(block)
     return [Pack(pack.iteration, pack.index, tuple(own)) for own in blocks.values()]
 

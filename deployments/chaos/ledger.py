@@ -67,13 +67,14 @@ class Ledger:
                     self._before = self.lives
                     self._begin(tuple(number for number in self.kept if number <= iteration))
                 self._last_offered = iteration
-            case p.Generate(fragment, first, end, _, device):
-                self._ask(fragment.iteration, steps=fragment.num_samples * (end - first))
-                self._ends[fragment] = end
-                self._had_by[fragment].add(device)
-            case p.FragmentPaused(fragment, next_step):
-                undone = self._ends[fragment] - next_step
-                self._ask(fragment.iteration, steps=-fragment.num_samples * undone)
+            case p.Generate(batch, first, end, _, device):
+                self._ask(batch.iteration, steps=batch.num_samples * (end - first))
+                for fragment in batch.fragments:
+                    self._ends[fragment] = end
+                    self._had_by[fragment].add(device)
+            case p.BatchPaused(batch, next_step):
+                undone = self._ends[batch.fragments[0]] - next_step
+                self._ask(batch.iteration, steps=-batch.num_samples * undone)
             case p.Score(fragment, device):
                 self._had_by[fragment].add(device)
             case p.Train(pack, _, device):

@@ -19,6 +19,7 @@ class Needs:
     """What a config needs where it generates and trains."""
 
     fragment_size: int
+    batch_size: int
     pack_size: int
     memory: Memory  # of a device, or of each GPU of a gang that was asked for
 
@@ -33,15 +34,19 @@ class Needs:
     def as_dict(self) -> dict[str, object]:
         """Return bytes by what they are for."""
         peaks = {
-            "rollout": self.memory.rollout(self.fragment_size),
+            "rollout": self.memory.rollout(self.fragment_size, self.batch_size),
             "trainer": self.memory.trainer(self.pack_size),
-            "both": self.memory.both(self.fragment_size, self.pack_size),
+            "both": self.memory.both(self.fragment_size, self.pack_size, self.batch_size),
             "host": self.memory.host,
         }
         parts = asdict(self.memory) | {"offload": sorted(self.memory.offload)}
         for name in ("step", "decode", "pack"):
             parts[name] = getattr(self.memory, name).model_dump()
-        sizes = {"fragment_size": self.fragment_size, "pack_size": self.pack_size}
+        sizes = {
+            "fragment_size": self.fragment_size,
+            "batch_size": self.batch_size,
+            "pack_size": self.pack_size,
+        }
         return {**sizes, **peaks, "parts": parts}
 
 
@@ -56,7 +61,7 @@ def needs_of(config: RunConfig, gang: int = 1) -> Needs:
         UserError: the model's settings are not there, or do not fit the config.
     """
     found = counted(memory_of, config, gang)
-    return Needs(config.fragment_size, config.train.pack_size, found)
+    return Needs(config.fragment_size, config.batch_size, config.train.pack_size, found)
 
 
 def quantities(needs: Needs) -> Quantities:
@@ -70,7 +75,7 @@ def quantities(needs: Needs) -> Quantities:
         ("gradient of a pair", "GB"): memory.pack(1),
         ("sum of gradients", "GB"): memory.gradient_sum,
         ("device that generates one sample", "GB"): memory.rollout(1),
-        ("a fragment of the config", "GB"): memory.rollout(fragment),
+        ("a batch of the config", "GB"): memory.rollout(fragment, needs.batch_size),
         ("device that trains one pair", "GB"): memory.trainer(1),
         ("a pack of the config", "GB"): memory.trainer(pack),
         ("host of the optimizer", "GB"): memory.host,

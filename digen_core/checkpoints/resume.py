@@ -26,7 +26,7 @@ from digen_core.errors import UserError
 
 MAY_CHANGE: Final = re.compile(
     r"name|num_iterations|max_minutes|max_cost|model\.device|prompts\..*"
-    r"|rollout\.(fragment_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
+    r"|rollout\.(fragment_size|batch_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
     r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds|pool)"
 )

@@ -55,6 +55,23 @@ def check_work(rollout: RolloutConfig) -> None:
         )
 
 
+def check_batch(rollout: RolloutConfig, prompts: PromptsConfig, fragment_size: int) -> None:
+    """Refuse batches that hold no whole fragment, or of samples that nobody denoises."""
+    size = rollout.batch_size
+    if size is None:
+        return
+    if prompts.sample_columns:
+        raise ValueError(
+            f"rollout.batch_size is {size}, of samples denoised together, but prompts."
+            "sample_columns names samples that are not denoised; leave one of them out."
+        )
+    if size < fragment_size:
+        raise ValueError(
+            f"rollout.batch_size is {size}, fewer samples than a fragment has ({fragment_size}); "
+            "use more, or a smaller rollout.fragment_size."
+        )
+
+
 def check_steps(algorithm: Algorithm, rollout: RolloutConfig, num_steps: int) -> None:
     """Refuse trajectories of so many steps of which an algorithm cannot train what it is to."""
     algorithm.check_steps(num_steps)

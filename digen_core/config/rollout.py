@@ -139,9 +139,15 @@ class RolloutConfig(Strict):
     docs/models.md."""
 
     fragment_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Samples of one group denoised together in one batch, a divisor of group_size. auto: the
-    largest that leaves each of cluster.rollout_workers a fragment of every group, and whose samples
-    have at most 8192 tokens together (a token: 16 x 16 pixels, 4 frames)."""
+    """Samples of one group that are denoised together, and scored together, a divisor of
+    group_size. auto: the largest that leaves each of cluster.rollout_workers a fragment of every
+    group, and whose samples have at most 8192 tokens together (a token: 16 x 16 pixels, 4
+    frames)."""
+
+    batch_size: Annotated[int, _SAMPLES] | None = Field(None, ge=1)
+    """Samples denoised together at most: as many whole fragments, of one group or of several, as
+    are no more than that. It pays where groups are too small to fill a GPU. null: each fragment by
+    itself. See docs/scheduling.md."""
 
     refill: Annotated[int, AtMost(100, "each time is drawn for all groups")] = Field(0, ge=0)
     """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn

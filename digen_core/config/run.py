@@ -128,11 +128,16 @@ class RunConfig(Strict):
 
     @property
     def fragment_size(self) -> int:
-        """Samples denoised together: what ``rollout.fragment_size`` "auto" comes to."""
+        """Samples of a fragment: what ``rollout.fragment_size`` "auto" comes to."""
         if self.rollout.fragment_size != "auto":
             return self.rollout.fragment_size
         tokens = max(map(tokens_of, (self.model.size, *self.model.sizes)))
         return largest_fragment(self.rollout.group_size, self.cluster.rollout_workers, tokens)
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples denoised together: the whole fragments in ``rollout.batch_size``."""
+        return max(1, (self.rollout.batch_size or 0) // self.fragment_size) * self.fragment_size
 
     @property
     def evaluation_steps(self) -> int:
@@ -152,10 +157,7 @@ class RunConfig(Strict):
         return self.algorithm.num_trained(self.rollout.num_steps)
 
     def pair_weight(self, num_steps: int) -> float:
-        """Return what a pair of a trajectory of so many steps counts.
-
-        So that each sample counts the same: one of fewer trained steps has fewer pairs.
-        """
+        """Return what a pair of a trajectory counts: of fewer trained steps more."""
         return self.num_trained_steps / self.algorithm.num_trained(num_steps)
 
     @property
@@ -176,10 +178,9 @@ class RunConfig(Strict):
 
     @property
     def other_velocities(self) -> float:
-        """Velocities of another policy than the trained one, for each pair, on average.
+        """Velocities of what generated when the iteration began, for each pair, on average.
 
-        Of what generated when the iteration began: in its first update that is often the trained
-        version itself.
+        In its first update that is often the trained version itself.
         """
         if not self.algorithm.compares_with_start:
             return 0.0
@@ -347,6 +348,7 @@ class RunConfig(Strict):
         combinations.check_source_image(self.prompts, self.model)
         check_given_samples(self.prompts, self.rollout, self.algorithm, self.model)
         combinations.check_work(self.rollout)
+        combinations.check_batch(self.rollout, self.prompts, self.fragment_size)
         combinations.check_profiles(self.tracking, self.num_iterations)
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_precision(self.rollout, self.algorithm, self.prompts)

@@ -1,6 +1,6 @@
 """Who generates, scores, trains, steps and loads, and when: a state machine without I/O.
 
-| IterationOffered -> Generate* -> FragmentGenerated -> Score -> FragmentScored
+| IterationOffered -> Generate* -> BatchGenerated -> Score -> FragmentScored
 |   -> ComputeAdvantages -> AdvantagesComputed -> Train* -> PackTrained -> Reduce
 |   -> GradientReduced -> Step -> Stepped -> CopyState -> StateCopied
 |   -> Push* -> VersionLoaded -> FinishIteration
@@ -23,15 +23,15 @@ from digen_core.control.iteration import Iteration
 from digen_core.control.membership import Membership
 from digen_core.control.protocol import (
     AdvantagesComputed,
+    BatchGenerated,
+    BatchLate,
+    BatchPaused,
     CostsUpdated,
     Device,
     DeviceJoined,
     DeviceLeaving,
     DevicesLost,
     Event,
-    FragmentGenerated,
-    FragmentLate,
-    FragmentPaused,
     FragmentScored,
     GradientReduced,
     GroupsReplaced,
@@ -146,12 +146,12 @@ class Controller:
         match event:
             case IterationOffered():
                 return self._on_offered(event)
-            case FragmentGenerated(fragment):
-                return results.on_generated(fragment)
-            case FragmentPaused(fragment, next_step):
-                return results.on_paused(fragment, next_step)
-            case FragmentLate(fragment, pace):
-                return results.on_late(fragment, pace)
+            case BatchGenerated(batch):
+                return results.on_generated(batch)
+            case BatchPaused(batch, next_step):
+                return results.on_paused(batch, next_step)
+            case BatchLate(batch, pace):
+                return results.on_late(batch, pace)
             case FragmentScored(fragment):
                 return results.on_scored(fragment)
             case AdvantagesComputed():

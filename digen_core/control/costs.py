@@ -72,14 +72,22 @@ class DeviceCosts(Strict):
         return num_steps * self.step(num_samples) + self.decode(num_samples)
 
     def generation(self, work: Workload) -> float:
-        """Return W_g: the seconds to generate an iteration."""
+        """Return W_g: the seconds to generate an iteration in full batches."""
         seconds = 0.0
         for group in work.kinds_of_groups:
             steps = work.steps_of(group, work.mean_steps)
             full, rest = divmod(work.size_of(group), work.fragment_size)
-            seconds += full * self.fragment(work.fragment_size, steps)
-            seconds += self.fragment(rest, steps) if rest else 0.0
-        return work.num_groups * seconds
+            sizes = {work.fragment_size: full * work.num_groups, rest: work.num_groups}
+            for size, number in sizes.items():
+                if size:
+                    seconds += number * self.decode(size) + steps * self._steps(work, size, number)
+        return seconds
+
+    def _steps(self, work: Workload, size: int, number: int) -> float:
+        """Return the seconds of a step of so many fragments of a size, in full batches."""
+        full, rest = divmod(number, work.fragments_per_batch)
+        seconds = full * self.step(work.fragments_per_batch * size)
+        return seconds + (self.step(rest * size) if rest else 0.0)
 
     def training(self, work: Workload, num_trained_steps: float, pack_size: int) -> float:
         """Return W_t(b): the seconds to train an iteration in packs of b pairs."""

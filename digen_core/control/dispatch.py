@@ -1,6 +1,6 @@
 """What a device that has room in its queue does next: generate, train, or turn to the other role.
 
-| a device that generates: a fragment; none left -> turn to training, if it may and it pays
+| a device that generates: a batch; nothing left -> turn to training, if it may and it pays
 | a device that trains: a pack; no pairs -> turn to generation, if it may and it pays
 
 Generation goes first: a fragment's rewards and pairs come after it, a pair has nothing after it.
@@ -16,6 +16,7 @@ from digen_core.control.generation import UsableVersions
 from digen_core.control.helping import Backlog, Helping
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
+    Batch,
     Fragment,
     Generate,
     Instruction,
@@ -100,7 +101,8 @@ class Dispatcher:
             return False
         others = self._fleet.num(device.mode) - 1
         if device.mode == "rollout":
-            return len(iterations[0].queue) > others + self._fleet.num_awaited(versions.policy)
+            others += self._fleet.num_awaited(versions.policy)
+            return len(iterations[0].queue) > others * self._workload.fragments_per_batch
         return iterations[0].pool.load > others * self._workload.pack_size
 
     def _next(
@@ -137,7 +139,7 @@ class Dispatcher:
         *,
         ahead: int = 0,
     ) -> list[Instruction]:
-        """Give a device its next fragment, if there is one.
+        """Give a device its next batch, if there is one.
 
         Args:
             device: that generates.
@@ -148,17 +150,69 @@ class Dispatcher:
         begin = versions.best_of(device.loaded)
         age = 0 if begin is None else versions.age_of(begin)
         for staleness, iteration in enumerate(iterations, age + ahead):
+            most = self._most_together(device, iteration)
             own = begin if self._may_begin(iteration, staleness) else None
             found = iteration.queue.take(device.loaded, own, is_stale=staleness > 0)
             if found is not None:
-                iteration.generate(found[0], device.name)
-                return self._generate(device, *found)
+                fragment, next_step, version = found
+                batch = self._batch(iteration, fragment, next_step, begin, staleness, most)
+                iteration.generate(batch, device.name)
+                do = Generate(batch, next_step, batch.num_steps, version, device.name)
+                self._fleet.give(device, do)
+                return [do]
         return []
+
+    def _most_together(self, device: DeviceState, iteration: Iteration) -> int:
+        """Return how many fragments a device takes at once.
+
+        A full batch while much waits, then its share among the devices that have nothing to do.
+        """
+        most = self._workload.fragments_per_batch
+        if most == 1:
+            return 1
+        free = self._fleet.generation_speed(of_free=True) or self._fleet.generation_rate(device)
+        share = len(iteration.queue) * self._fleet.generation_rate(device) / free
+        return max(1, min(most, ceil(share - 1e-6)))
+
+    def _batch(
+        self,
+        iteration: Iteration,
+        first: Fragment,
+        next_step: int,
+        begin: int | None,
+        staleness: int,
+        most: int,
+    ) -> Batch:
+        """Take up to so many fragments in all that can be denoised with one that was taken.
+
+        Args:
+            iteration: to take them from.
+            first: that was taken.
+            next_step: of it.
+            begin: version on which groups may begin on its device.
+            staleness: of groups that do.
+            most: fragments of a batch.
+        """
+        fragments, screens = [first], self._workload.screens
+
+        def is_alike(other: Fragment) -> bool:
+            kinds = ((own.cost, own.num_steps, screens(own.group)) for own in (first, other))
+            return len(set(kinds)) == 1
+
+        while len(fragments) < most:
+            own = begin if self._may_begin(iteration, staleness) else None
+            found = iteration.queue.take_beside(
+                first, next_step, own, is_stale=staleness > 0, is_alike=is_alike
+            )
+            if found is None:
+                break
+            fragments.append(found)
+        return Batch(tuple(fragments))
 
     def _generate_early(
         self, device: DeviceState, iterations: Sequence[Iteration], versions: UsableVersions
     ) -> list[Instruction]:
-        """Give a device a fragment of an iteration that is not trained yet."""
+        """Give a device a batch of an iteration that is not trained yet."""
         return self.generate(device, iterations[1:], versions, ahead=1)
 
     def _may_begin(self, iteration: Iteration, staleness: int) -> bool:
@@ -167,13 +221,6 @@ class Dispatcher:
             return True
         limit = iteration.stale_limit or self._stale_limit
         return staleness <= limit.iterations and len(iteration.queue.stale) < limit.number
-
-    def _generate(
-        self, device: DeviceState, fragment: Fragment, next_step: int, version: int
-    ) -> list[Instruction]:
-        do = Generate(fragment, next_step, fragment.num_steps, version, device.name)
-        self._fleet.give(device, do)
-        return [do]
 
     def train(
         self, device: DeviceState, iterations: Sequence[Iteration], version: int
@@ -262,6 +309,7 @@ class Dispatcher:
     def _leaves_to_faster(self, device: DeviceState, iteration: Iteration) -> bool:
         """Say whether faster devices end the last due fragments sooner, though they are busy.
 
-        Each is, on average, half through a fragment. So the slow ones begin what is due later.
+        Each is, on average, half through a batch. So the slow ones begin what is due later.
         """
-        return 0 < len(iteration.queue) <= self._fleet.num_faster(device, 1.5)
+        faster = self._fleet.num_faster(device, 1.5) * self._workload.fragments_per_batch
+        return 0 < len(iteration.queue) <= faster

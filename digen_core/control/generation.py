@@ -1,7 +1,7 @@
-"""Which fragment a device generates next, and with which version."""
+"""Which fragments a device generates next, and with which version."""
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from digen_core.control.protocol import Fragment
@@ -151,6 +151,33 @@ class GenerationQueue:
             if is_stale:
                 self.stale.add(fragment.group)
         return fragment, next_step, self.versions[fragment.group]
+
+    def take_beside(
+        self,
+        fragment: Fragment,
+        next_step: int,
+        newest_to_begin: int | None,
+        *,
+        is_stale: bool,
+        is_alike: Callable[[Fragment], bool],
+    ) -> Fragment | None:
+        """Take the fragment that comes next on another one's version, to be denoised with it.
+
+        Args:
+            fragment: that was taken.
+            next_step: of it.
+            newest_to_begin: version that a new group would begin on; None: it may begin none.
+            is_stale: whether that version is an older one.
+            is_alike: says whether it can be; if not, or if it is at another step, none is taken.
+        """
+        version = self.versions[fragment.group]
+        item = self._first([version], newest_to_begin)
+        if item is None or item[2] != next_step or not is_alike(item[1]):
+            return None
+        begin = newest_to_begin if newest_to_begin == version else None
+        found = self.take([version], begin, is_stale=is_stale)
+        assert found is not None
+        return found[0]
 
     def _remove(self, fragment: Fragment) -> None:
         """Take a fragment out, which makes its item void."""

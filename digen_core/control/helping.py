@@ -145,9 +145,9 @@ class Helping:
         return self._backlog.rollouts_suffice(iterations[0])
 
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
-        """Pause the fragments of devices that leave, and of helpers that go back to their pairs.
+        """Pause the batches of devices that leave, and of helpers that go back to their pairs.
 
-        And what is late, if another device has nothing to do. Others resume them. A fragment is
+        And what is late, if another device has nothing to do. Others resume them. A batch is
         paused once: how far it is shows only then, and may speak against it.
         """
         pausing = [device for device in self._fleet.leaving() if not device.pausing]
@@ -159,13 +159,13 @@ class Helping:
         paused: list[Instruction] = []
         for device in pausing:
             if do := device.generating:
-                paused.append(Pause(do.fragment, device.name))
+                paused.append(Pause(do.batch, device.name))
                 device.pausing = True
                 self._fleet.file(device)
         return paused
 
     def _to_move(self, iterations: Sequence[Iteration]) -> list[DeviceState]:
-        """Return the devices whose fragment is late, as far as others of its version are idle.
+        """Return the devices whose batch is late, as far as others of its version are idle.
 
         Only of the oldest iteration, which is waited for, and when no fragment of it waits.
         """
@@ -174,7 +174,7 @@ class Helping:
         num_pausing = sum(device.pausing for device in late)
         for device in late:
             do = device.generating
-            if do is None or device.pausing or do.fragment.iteration != iterations[0].index:
+            if do is None or device.pausing or do.batch.iteration != iterations[0].index:
                 continue
             if self._fleet.num_idle(do.version, device) > num_pausing + len(found):
                 found.append(device)

@@ -6,7 +6,8 @@ Every function raises AssertionError where it does not.
 from collections import Counter
 from itertools import pairwise
 
-from digen_core.control.protocol import Fragment, Generate, Pack, Switch, Train
+from digen_core.control.protocol import Batch, Fragment, Generate, Pack, Switch, Train
+from digen_core.control.schedule import Workload
 from digen_core.control.snapshot import IterationSnapshot, Snapshot
 
 
@@ -61,11 +62,24 @@ def _check_devices(now: Snapshot) -> None:
         assert state.largest_pack is None or state.largest_pack > 0
         assert all(d.version in state.loaded for d in state.queue if isinstance(d, Generate))
     queues = [do for state in states for do in state.queue]
-    told = Counter((do.fragment, do.device) for do in queues if isinstance(do, Generate))
+    generating = [own for own in queues if isinstance(own, Generate)]
+    for own in generating:
+        _check_batch(own.batch, now.workload)
+    told = Counter((part, own.device) for own in generating for part in own.batch.fragments)
     assert told == Counter(on for it in now.iterations for on in it.generating)
     packs = Counter((do.pack, do.device) for do in queues if isinstance(do, Train))
     packs.update((pack, state.name) for state in states for pack in state.packs)
     assert packs == Counter(on for it in now.iterations for on in it.training)
+
+
+def _check_batch(batch: Batch, workload: Workload) -> None:
+    """What is denoised together is alike, and not too much."""
+    assert len(batch.fragments) <= workload.fragments_per_batch, "too many fragments in a batch"
+    alike = {
+        (own.iteration, own.cost, own.num_steps, workload.screens(own.group))
+        for own in batch.fragments
+    }
+    assert len(alike) == 1, "fragments in a batch that are not alike"
 
 
 def _check_groups(it: IterationSnapshot, now: Snapshot) -> None:

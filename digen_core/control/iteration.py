@@ -9,7 +9,7 @@ from digen_core.control.fragments import fragments_of, rounded_cost
 from digen_core.control.generation import GenerationQueue
 from digen_core.control.layout import Layout
 from digen_core.control.packing import PairPool, by_step, pairs_by_sample, pairs_by_step
-from digen_core.control.protocol import Fragment, IterationOffered, Pack, PairBlock, Score
+from digen_core.control.protocol import Batch, Fragment, IterationOffered, Pack, PairBlock, Score
 from digen_core.control.schedule import (
     WHOLE,
     Deal,
@@ -233,10 +233,11 @@ class Iteration:
         self.training[pack.index] = (pack, device)
         return pack
 
-    def generate(self, fragment: Fragment, device: str) -> None:
-        """Note that a device generates a fragment."""
-        self.generating[fragment] = device
-        self.held_on.setdefault(fragment, set()).add(device)
+    def generate(self, batch: Batch, device: str) -> None:
+        """Note that a device generates a batch."""
+        for fragment in batch.fragments:
+            self.generating[fragment] = device
+            self.held_on.setdefault(fragment, set()).add(device)
 
     @cached_property
     def largest_cost(self) -> float:

@@ -1,6 +1,6 @@
-"""Results of work: fragments that were generated or scored, groups with advantages, packs.
+"""Results of work: batches that were generated, fragments with rewards, groups, packs.
 
-| Generate -> FragmentGenerated -> Score -> FragmentScored
+| Generate -> BatchGenerated -> Score -> FragmentScored
 |   -> ComputeAdvantages -> AdvantagesComputed -> Train -> PackTrained
 """
 
@@ -8,6 +8,7 @@ from digen_core.control.devices.device_state import DeviceState
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import (
     AdvantagesComputed,
+    Batch,
     ComputeAdvantages,
     Fragment,
     Generate,
@@ -31,60 +32,68 @@ class Results:
 
     # --- generation -----------------------------------------------------------------------
 
-    def on_generated(self, fragment: Fragment) -> list[Instruction]:
-        """Have a fragment scored: now, or when all of its iteration is generated."""
-        iteration, device = self._generated(fragment)
+    def on_generated(self, batch: Batch) -> list[Instruction]:
+        """Have fragments scored: now, or when all of their iteration are generated."""
+        iteration, device = self._generated(batch)
         state = self._it.fleet[device]
-        if state.late not in (None, fragment):
+        if state.late not in (None, batch):
             self._it.fleet.be_late(state, None, 1.0)
-        if fragment in iteration.to_restart:
-            return self._restart(iteration, fragment)
-        iteration.num_to_generate -= 1
         turned: list[Instruction] = []
-        if fragment in iteration.regenerating:  # its rewards are known
-            iteration.regenerating.discard(fragment)
-            iteration.put(iteration.parked.pop(fragment, []))
-            turned = self._updates.closed(iteration) or self._turns.when_generated()
-        else:
-            iteration.to_score.append(Score(fragment, device))
+        for fragment in batch.fragments:
+            if fragment in iteration.to_restart:
+                self._restart(iteration, fragment)
+                continue
+            iteration.num_to_generate -= 1
+            if fragment in iteration.regenerating:  # its rewards are known
+                iteration.regenerating.discard(fragment)
+                iteration.put(iteration.parked.pop(fragment, []))
+                turned = self._updates.closed(iteration) or self._turns.when_generated()
+            else:
+                iteration.to_score.append(Score(fragment, device))
         if iteration.num_to_generate and not self._it.layout.streamed:
             return turned
         scores, iteration.to_score = iteration.to_score, []
         iteration.scored_on.update({do.fragment: do.device for do in scores})
         return [*scores, *turned]
 
-    def on_paused(self, fragment: Fragment, next_step: int) -> list[Instruction]:
-        """Queue a fragment for its other steps."""
-        iteration, _ = self._generated(fragment)
-        if fragment in iteration.to_restart:
-            return self._restart(iteration, fragment)
-        iteration.queue.add(fragment, next_step)
+    def on_paused(self, batch: Batch, next_step: int) -> list[Instruction]:
+        """Queue fragments for their other steps."""
+        iteration, _ = self._generated(batch)
+        for fragment in batch.fragments:
+            if fragment in iteration.to_restart:
+                self._restart(iteration, fragment)
+            else:
+                iteration.queue.add(fragment, next_step)
         return []
 
-    def on_late(self, fragment: Fragment, pace: float) -> list[Instruction]:
+    def on_late(self, batch: Batch, pace: float) -> list[Instruction]:
         """Take note that a device takes longer than predicted."""
-        name = self._it.open(fragment.iteration).generating.get(fragment)
-        if name is None:
-            raise self._it.error(f"{fragment} is late but not being generated")
-        self._it.fleet.be_late(self._it.fleet[name], fragment, pace)
+        device, _ = self._told(batch)
+        self._it.fleet.be_late(device, batch, pace)
         return []
 
-    def _restart(self, iteration: Iteration, fragment: Fragment) -> list[Instruction]:
+    def _restart(self, iteration: Iteration, fragment: Fragment) -> None:
         iteration.to_restart.discard(fragment)
         iteration.held_on.pop(fragment, None)
         iteration.queue.add(fragment)
-        return []
 
-    def _generated(self, fragment: Fragment) -> tuple[Iteration, str]:
-        """Take a fragment back from its device."""
-        iteration = self._it.open(fragment.iteration)
-        name = iteration.generating.pop(fragment, None)
-        if name is None:
-            raise self._it.error(f"{fragment} was not being generated")
-        device = self._it.fleet[name]
-        told = (d for d in device.queue if isinstance(d, Generate) and d.fragment == fragment)
-        self._it.fleet.take_back(device, next(told))
-        return iteration, name
+    def _generated(self, batch: Batch) -> tuple[Iteration, str]:
+        """Take a batch back from its device."""
+        device, do = self._told(batch)
+        iteration = self._it.open(batch.iteration)
+        for fragment in batch.fragments:
+            del iteration.generating[fragment]
+        self._it.fleet.take_back(device, do)
+        return iteration, device.name
+
+    def _told(self, batch: Batch) -> tuple[DeviceState, Generate]:
+        """Return the device that was told to generate a batch, and the instruction."""
+        name = self._it.open(batch.iteration).generating.get(batch.fragments[0], "")
+        told = self._it.fleet[name].queue if name else []
+        for do in told:
+            if isinstance(do, Generate) and do.batch == batch:
+                return self._it.fleet[name], do
+        raise self._it.error(f"{batch} is not being generated")
 
     def on_scored(self, fragment: Fragment) -> list[Instruction]:
         """Have advantages computed, once all groups that they are made of are scored."""

@@ -158,6 +158,12 @@ class Workload:
     epochs: int = 1  # times that each sample is trained in them
     dealt_by: DealtBy = "groups"
     screening: Screening | None = None  # None: there are no candidates
+    batch_size: int = 1  # samples denoised together: whole fragments, no more; at least one
+
+    @property
+    def fragments_per_batch(self) -> int:
+        """Most fragments that are denoised together."""
+        return max(1, self.batch_size // self.fragment_size)
 
     def screens(self, group: int) -> bool:
         """Say whether a group is one of candidates."""

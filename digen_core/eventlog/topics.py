@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from digen_core.control import protocol as p
-from digen_core.control.protocol import Event, Fragment, Instruction, Pack
+from digen_core.control.protocol import Batch, Event, Fragment, Instruction, Pack
 from digen_core.errors import UserError
 from digen_core.inputs.reading import listed, shown
 
@@ -104,7 +104,9 @@ def _devices_of(word: Event | Instruction) -> list[str]:
 def _things_of(word: Event | Instruction) -> list[Topic]:
     """Return the iterations, groups, fragments and packs."""
     fragment, pack = getattr(word, "fragment", None), getattr(word, "pack", None)
-    iteration = getattr(word, "iteration", None)
+    iteration, batch = getattr(word, "iteration", None), getattr(word, "batch", None)
+    if isinstance(batch, Batch):
+        return [Topic(own.iteration, own.group, own.index) for own in batch.fragments]
     if isinstance(fragment, Fragment):
         return [Topic(fragment.iteration, fragment.group, fragment.index)]
     if isinstance(pack, Pack):

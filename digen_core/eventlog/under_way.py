@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from digen_core.control import protocol as p
-from digen_core.control.protocol import Event, Fragment, Instruction
+from digen_core.control.protocol import Batch, Event, Fragment, Instruction
 from digen_core.eventlog.entries import Asked, Handled, Segment
 
 
@@ -12,7 +12,7 @@ class Subject(NamedTuple):
     """What an answer names: the kind of the instruction, and what that one is about."""
 
     kind: type
-    about: Fragment | tuple[object, ...]
+    about: Batch | Fragment | tuple[object, ...]
 
 
 class UnderWay:
@@ -98,8 +98,10 @@ def after(segment: Segment) -> UnderWay:
 def subject_of(do: Instruction) -> Subject:  # noqa: C901 - a row for each kind
     """Return what an instruction is about."""
     match do:
-        case p.Generate(fragment) | p.Pause(fragment) | p.Score(fragment):
-            return Subject(type(do), fragment)
+        case p.Generate(batch) | p.Pause(batch):
+            return Subject(type(do), batch)
+        case p.Score(fragment):
+            return Subject(p.Score, fragment)
         case p.Train(pack):
             return Subject(p.Train, (pack.iteration, pack.index))
         case p.ComputeAdvantages(iteration, groups):
@@ -119,8 +121,8 @@ def subject_of(do: Instruction) -> Subject:  # noqa: C901 - a row for each kind
 def answered_by(event: Event) -> list[Subject]:  # noqa: C901 - a table of events
     """Return what instructions an event may answer, apart from replaced groups and lost devices."""
     match event:
-        case p.FragmentGenerated(fragment) | p.FragmentPaused(fragment):
-            return [Subject(p.Generate, fragment), Subject(p.Pause, fragment)]
+        case p.BatchGenerated(batch) | p.BatchPaused(batch):
+            return [Subject(p.Generate, batch), Subject(p.Pause, batch)]
         case p.FragmentScored(fragment):
             return [Subject(p.Score, fragment)]
         case p.PackTrained(pack) | p.PackTooLarge(pack):

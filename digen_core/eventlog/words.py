@@ -1,12 +1,18 @@
 """Events and instructions in words, and what they concern. Iterations count from 1, as in pages."""
 
 from digen_core.control import protocol as p
-from digen_core.control.protocol import Event, Fragment, Instruction, Pack
+from digen_core.control.protocol import Batch, Event, Fragment, Instruction, Pack
 
 
 def named(fragment: Fragment) -> str:
     """Return the name of a fragment."""
     return f"i{fragment.iteration + 1} g{fragment.group} f{fragment.index}"
+
+
+def batch_named(batch: Batch) -> str:
+    """Return the names of the fragments of a batch."""
+    first, *others = batch.fragments
+    return " + ".join([named(first), *(f"g{own.group} f{own.index}" for own in others)])
 
 
 def pack_named(pack: Pack) -> str:
@@ -17,10 +23,10 @@ def pack_named(pack: Pack) -> str:
 def instruction_text(do: Instruction) -> str:  # noqa: C901 - a row for each kind
     """Return what an instruction asks for; the device that does it stands elsewhere."""
     match do:
-        case p.Generate(fragment, first, end, version):
-            return f"generate {named(fragment)}, steps {first} to {end - 1}, with v{version}"
-        case p.Pause(fragment):
-            return f"pause {named(fragment)}"
+        case p.Generate(batch, first, end, version):
+            return f"generate {batch_named(batch)}, steps {first} to {end - 1}, with v{version}"
+        case p.Pause(batch):
+            return f"pause {batch_named(batch)}"
         case p.Score(fragment):
             return f"score {named(fragment)}"
         case p.ComputeAdvantages(iteration, groups):
@@ -62,12 +68,12 @@ def event_text(event: Event) -> str:  # noqa: C901 - a row for each kind
             return f"turned to the work of a {role}"
         case p.IterationOffered(iteration):
             return f"i{iteration + 1} may begin"
-        case p.FragmentPaused(fragment, next_step):
-            return f"paused {named(fragment)} before step {next_step}"
-        case p.FragmentLate(fragment, pace):
-            return f"takes {pace:.1f} times as long for {named(fragment)} as predicted"
-        case p.FragmentGenerated(fragment):
-            return f"generated {named(fragment)}"
+        case p.BatchPaused(batch, next_step):
+            return f"paused {batch_named(batch)} before step {next_step}"
+        case p.BatchLate(batch, pace):
+            return f"takes {pace:.1f} times as long for {batch_named(batch)} as predicted"
+        case p.BatchGenerated(batch):
+            return f"generated {batch_named(batch)}"
         case p.FragmentScored(fragment):
             return f"scored {named(fragment)}"
         case p.AdvantagesComputed(iteration, groups, skipped):

@@ -131,7 +131,13 @@ class _Memories:
         """Hold a config against the devices; raises what ``capacity.fit`` does."""
         sizes = {group.members for group in cluster.devices}
         memories = {size: self._of(config, size) for size in sizes}
-        return fit(cluster, memories, config.rollout.group_size, config.train.pack_size)
+        return fit(
+            cluster,
+            memories,
+            config.rollout.group_size,
+            config.train.pack_size,
+            config.rollout.batch_size or 1,
+        )
 
     def _of(self, config: RunConfig, size: int) -> Memory:
         """Return the memory of each GPU of a gang.

@@ -25,14 +25,19 @@ class Fit:
     """What a recipe can do on the devices of a cluster."""
 
     cluster: Cluster  # its devices with the roles that their memory leaves them
-    fragment_size: int  # samples that every device which generates takes at once
+    fragment_size: int  # samples of a fragment that every device which generates takes at once
+    batch_size: int  # samples that each of them denoises at once, of several such fragments
     pack_size: int  # pairs, likewise
     helps: bool  # whether all devices that may train have room for generating beside it
     assists: bool  # whether all devices that may generate have room for training beside it
 
 
 def fit(
-    cluster: Cluster, memories: Mapping[int, Memory], fragment_size: int, pack_size: int
+    cluster: Cluster,
+    memories: Mapping[int, Memory],
+    fragment_size: int,
+    pack_size: int,
+    batch_size: int = 1,
 ) -> Fit:
     """Hold what a recipe needs against the devices whose ``capacity`` is known.
 
@@ -41,6 +46,7 @@ def fit(
         memories: of the recipe, by the size of the gang: of each GPU of one.
         fragment_size: samples of a fragment, at most.
         pack_size: pairs of a pack, at most.
+        batch_size: samples that are denoised together, at most.
 
     Raises:
         ShortageError: some devices can do nothing, or a role is left without a device.
@@ -61,17 +67,23 @@ def fit(
     def does_both(group: DeviceGroup) -> bool:
         return (helps and group.roles != "rollout") or (assists and group.roles != "trainer")
 
-    def generates(size: int, group: DeviceGroup) -> int:
-        memory = memories[group.members]
-        return memory.both(size, 1) if does_both(group) else memory.rollout(size)
+    def generates(size: int, group: DeviceGroup, batch_size: int = 1) -> int:
+        memory, both = memories[group.members], does_both(group)
+        return memory.both(size, 1, batch_size) if both else memory.rollout(size, batch_size)
 
     def trains(size: int, group: DeviceGroup) -> int:
         memory = memories[group.members]
         return memory.both(1, size) if does_both(group) else memory.trainer(size)
 
+    generating = [group for group in groups if group.roles != "trainer" or helps]
+    fragment_size = _largest(generates, generating, fragment_size)
+    batch_size = _largest(
+        lambda size, group: generates(fragment_size, group, size), generating, batch_size
+    )
     return Fit(
         cluster.model_copy(update={"devices": groups}),
-        _largest(generates, [g for g in groups if g.roles != "trainer" or helps], fragment_size),
+        fragment_size,
+        batch_size,
         _largest(trains, [g for g in groups if g.roles != "rollout" or assists], pack_size),
         helps,
         assists,

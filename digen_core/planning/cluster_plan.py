@@ -7,7 +7,7 @@ searches in full.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -196,7 +196,9 @@ class _Planned:
         asked = profile and costs_for(candidate.config.asking("training"), profile)
         costs = cluster.costs(asked, sent)
         job = Job.of(candidate.config, cluster.fleet, costs, prompts)
-        most = min(job.workload.fragment_size, room.fragment_size)
+        work = replace(job.workload, batch_size=min(job.workload.batch_size, room.batch_size))
+        job = replace(job, workload=work)
+        most = min(work.fragment_size, room.fragment_size)
         packs = min(job.workload.pack_size, room.pack_size)
         return cls(candidate, cluster, with_sizes(job, fragment_sizes(job, most)[-1], packs))
 

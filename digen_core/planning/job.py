@@ -121,6 +121,7 @@ def workload_of(config: RunConfig) -> Workload:
         num_groups=num_groups,
         group_size=config.rollout.group_size,
         fragment_size=config.fragment_size,
+        batch_size=config.rollout.batch_size or 1,
         num_steps=config.rollout.num_steps,
         pack_size=config.train.pack_size,
         samples_per_pack=config.train.pack_size,

@@ -45,30 +45,36 @@ class Memory:
         parts = {"text_encoders": self.text_encoders, "vae": self.vae}
         return sum(size for part, size in parts.items() if part not in self.offload)
 
-    def rollout(self, fragment_size: int) -> int:
-        """Return the bytes of a device that generates fragments of so many samples."""
+    def rollout(self, fragment_size: int, batch_size: int = 1) -> int:
+        """Return the bytes of a device that generates.
+
+        Args:
+            fragment_size: samples that are decoded together, and denoised together at least.
+            batch_size: samples that are denoised together at most.
+        """
+        together = max(fragment_size, batch_size)
         transformer = self.weights + self.low_precision + self.adapters
         encode = self.text_encoders if "text_encoders" in self.offload else 0
         encode += 0 if "transformer" in self.offload else transformer
         decoded = min(fragment_size, self.most_decoded or fragment_size)
         decode = self.decode(decoded) + (self.vae if "vae" in self.offload else 0)
-        peak = max(encode, transformer + max(self.step(self._dealt(fragment_size)), decode))
-        return round(CONTEXT_BYTES + self._resident + self._kept(fragment_size) + peak)
+        peak = max(encode, transformer + max(self.step(self._dealt(together)), decode))
+        return round(CONTEXT_BYTES + self._resident + self._kept(together) + peak)
 
     def trainer(self, pack_size: int) -> int:
         """Return the bytes of a device that trains packs of so many pairs."""
         resident = self.weights + self.adapters + self.gradient_sum + CONTEXT_BYTES
         return round(resident + self.pack(self._dealt(pack_size)))
 
-    def both(self, fragment_size: int, pack_size: int) -> int:
+    def both(self, fragment_size: int, pack_size: int, batch_size: int = 1) -> int:
         """Return the bytes of a device that does either, one after the other."""
-        generates = self.rollout(fragment_size) + self.gradient_sum
+        generates = self.rollout(fragment_size, batch_size) + self.gradient_sum
         trains = self.trainer(pack_size) + self.low_precision + self._resident
-        return max(generates, round(trains + self._kept(fragment_size)))
+        return max(generates, round(trains + self._kept(max(fragment_size, batch_size))))
 
-    def _kept(self, fragment_size: int) -> float:
+    def _kept(self, together: int) -> float:
         """Return the bytes that CUDA graphs keep; a step of a new shape takes as many beside."""
-        return self.step(self._dealt(fragment_size)) if self.graphed else 0
+        return self.step(self._dealt(together)) if self.graphed else 0
 
     def _dealt(self, count: int) -> int:
         """Return the most samples or pairs of a share."""

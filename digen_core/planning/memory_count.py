@@ -146,7 +146,7 @@ class _Peaks:
         self._fake.change(lambda: refresh(policy.float8))  # it is held, no part of a peak
         shares = gang.num_shares
         by_few = not (gang.shards_weights or gang.stages > 1)  # shared blocks know of each other
-        self.step = self._line(self._step, ceil(config.fragment_size / shares), by_few=by_few)
+        self.step = self._line(self._step, ceil(config.batch_size / shares), by_few=by_few)
         most = config.fragment_size if config.is_decoded else SHOWN_SAMPLES
         self.decode = Linear()
         if gang.is_leader:

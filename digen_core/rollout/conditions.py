@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from digen_core.data.prompts import Prompt
 from digen_core.models.policy import Condition, Policy
+from digen_core.transport.arrays import Arrays
 
 
 def encoded(policy: Policy, prompts: Sequence[Prompt]) -> Condition:
@@ -23,3 +24,14 @@ def alike(prompts: Sequence[Prompt]) -> list[list[int]]:
     for place, prompt in enumerate(prompts):
         found.setdefault(len(prompt.images), []).append(place)
     return [*found.values()]
+
+
+def shape_of(condition: Arrays) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the lengths of a prompt's texts, and of all that was embedded with it.
+
+    Prompts of other lengths would need a mask together, and with another kernel of attention the
+    same sample is another one, to the last bits.
+    """
+    masks = (value for name, value in condition.items() if name.endswith("mask"))
+    lengths = tuple(int(mask.sum()) for mask in masks)
+    return lengths, tuple(value.shape[1] for value in condition.values() if value.ndim > 1)

@@ -16,9 +16,10 @@ from digen_core.maths.forward_process import noised
 from digen_core.models.policy import Condition, Policy
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import DenoisedStep
 from digen_core.rollout.steps import steps_of_iteration
-from digen_core.seeding import FORWARD_NOISE, noise_of
+from digen_core.seeding import FORWARD_NOISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,14 @@ def with_answers(
     sigmas: Tensor,
     *,
     config: RunConfig,
-    group: tuple[int, int],
-    samples: range,
+    rows: Rows,
 ) -> DenoisedStep:
     """Return the last step of some trajectories with the answers for what they ended with.
 
     One that is NaN or infinite becomes 0, and is named. The other arguments are those of `answers`.
     """
-    levels = steps_of_iteration(config, group[0], len(sigmas) - 1).trained
+    iteration, _ = rows.parts[0].group
+    levels = steps_of_iteration(config, iteration, len(sigmas) - 1).trained
     found = answers(
         policy,
         last.x_next,
@@ -56,8 +57,7 @@ def with_answers(
         sigmas,
         levels=levels,
         config=config,
-        group=group,
-        samples=samples,
+        rows=rows,
     )
     at = "at the noise level of step"
     named = {f"margin {at} {level}": value for level, value in found.margins.items()}
@@ -66,8 +66,9 @@ def with_answers(
     if bad := nonfinite_rows(named):
         margins = {level: with_zeros(value, bad) for level, value in margins.items()}
         references = {level: with_zeros(value, bad) for level, value in references.items()}
-    nonfinite = {**{samples[row]: what for row, what in bad.items()}, **last.nonfinite}
-    return replace(last, margins=margins, references=references, nonfinite=nonfinite)
+    return replace(
+        last, margins=margins, references=references, nonfinite={**bad, **last.nonfinite}
+    )
 
 
 @torch.no_grad()
@@ -79,47 +80,40 @@ def answers(
     *,
     levels: Sequence[int],
     config: RunConfig,
-    group: tuple[int, int],
-    samples: range,
+    rows: Rows,
 ) -> Answers:
-    """Return what is asked of some samples of a group at noise levels.
+    """Return what is asked of some samples at noise levels.
 
     Args:
         policy: the version that is asked, with the guidance of training; its base model is the
             reference.
         x_0: [n, ...] clean latents.
-        condition: embeddings of the group's prompt, one row.
+        condition: embeddings of their prompts, [n, ...] each.
         sigmas: [T + 1] schedule.
         levels: steps whose noise levels are trained.
         config: of the run.
-        group: (iteration, index).
-        samples: indices of the n samples in the group.
+        rows: which samples they are.
     """
     policy = policy.in_training()
-    rows = {
-        name: value.expand(len(x_0), *value.shape[1:]).contiguous()
-        for name, value in policy.without_padding(condition).items()
-    }
+    condition = policy.without_padding(condition)
     found, everyone = Answers(), dict.fromkeys(levels, range(len(x_0)))
-    use = ReferenceUse.of(config, group, samples, len(sigmas) - 1) or ReferenceUse(everyone)
+    use = ReferenceUse.of(config, rows, len(sigmas) - 1) or ReferenceUse(everyone)
     if config.algorithm.needs_margins:
         use = replace(use, rows=everyone)
     for level in levels:
         sigma = sigmas[level].to(x_0.device).expand(len(x_0))
-        noise = noise_of(
+        noise = rows.noise(
             policy.latent_shape,
             seed=config.seed,
             purpose=FORWARD_NOISE,
-            group=group,
-            samples=samples,
             step=level + 1,
             shared=config.algorithm.shares_noise,
         ).to(x_0.device, x_0.dtype)
         x = noised(x_0, noise, sigma)
-        base = use.velocity(policy, level, x, sigma, rows)
+        base = use.velocity(policy, level, x, sigma, condition)
         if use.kept:
             found.references[level] = base
         if config.algorithm.needs_margins:
-            own = matching_loss(policy.velocity(x, sigma, rows), noise, x_0)
+            own = matching_loss(policy.velocity(x, sigma, condition), noise, x_0)
             found.margins[level] = own - matching_loss(base, noise, x_0)
     return found

@@ -10,7 +10,7 @@ from digen_core.rollout.sampler import DenoisedStep, rounded
 
 
 def given_step(
-    policy: Policy, images: Sequence[SourceImage], config: RolloutConfig, samples: range
+    policy: Policy, images: Sequence[SourceImage], config: RolloutConfig
 ) -> DenoisedStep:
     """Return the last step of some samples of a group, before and after which they are clean.
 
@@ -20,7 +20,6 @@ def given_step(
         policy: whose VAE encodes them.
         images: of the n samples.
         config: number of steps, and the precision that latents are kept in.
-        samples: indices of the n samples in the group.
 
     Raises:
         UserError: an image is gone, changed or damaged.
@@ -28,5 +27,5 @@ def given_step(
     x = rounded(policy.encode_samples(images), config.storage)
     bad = nonfinite_rows({"latent": x})
     x = with_zeros(x, bad) if bad else x
-    named = {samples[row]: f"{what} of the image" for row, what in bad.items()}
+    named = {row: f"{what} of the image" for row, what in bad.items()}
     return DenoisedStep(config.num_steps - 1, x, x, None, nonfinite=named)

@@ -4,7 +4,7 @@ Divergences are taken off rewards. Velocities go with a trajectory to who trains
 ask then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from digen_core.control.packing import by_step
 from digen_core.maths.names import KlScaling
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.trainable import reference_weights
+from digen_core.rollout.rows import GroupRows, Rows
 from digen_core.rollout.steps import own_steps_of_group, steps_of_group
 
 
@@ -41,28 +42,26 @@ class ReferenceUse:
     """Whether training compares with the velocities."""
 
     @classmethod
-    def of(
-        cls, config: RunConfig, group: tuple[int, int], samples: range, num_steps: int
-    ) -> "ReferenceUse | None":
+    def of(cls, config: RunConfig, rows: Rows, num_steps: int) -> "ReferenceUse | None":
         """Return what a run asks; None if it asks for nothing.
 
         Of transitions that is asked at them, of samples that are trained clean once they are.
 
         Args:
             config: of the run.
-            group: (iteration, index).
-            samples: indices of the batch's samples in the group.
+            rows: the batch's samples.
             num_steps: of their trajectories.
         """
         rewarded, kept = config.algorithm.reward_kl, config.generates_reference
         if rewarded is None and not kept:
             return None
-        drawn = own_steps_of_group(config, *group, num_steps) if rewarded is None else ()
-        size = config.rollout.group_size
-        own_steps = [set().union(*drawn[sample::size]) for sample in range(size)] if drawn else ()
-        trained = by_step(samples, steps_of_group(config, *group, num_steps).trained, own_steps)
-        rows = {step: [own - samples.start for own in found] for step, found in trained.items()}
-        return cls(rows, rewarded and rewarded[1], kept)
+        trained, first = dict[int, list[int]](), 0
+        for part in rows.parts:
+            for step, samples in _trained_by(config, part, num_steps, all_=rewarded is not None):
+                own = [first + sample - part.samples.start for sample in samples]
+                trained.setdefault(step, []).extend(own)
+            first += len(part)
+        return cls(trained, rewarded and rewarded[1], kept)
 
     def velocity(
         self, policy: Policy, step: int, x: Tensor, sigma: Tensor, condition: Condition
@@ -80,3 +79,14 @@ class ReferenceUse:
         found = torch.zeros(x.shape, dtype=asked.dtype, device=asked.device)
         found[rows] = asked
         return found
+
+
+def _trained_by(
+    config: RunConfig, part: GroupRows, num_steps: int, *, all_: bool
+) -> Iterable[tuple[int, Sequence[int]]]:
+    """Return the trained steps of a group, each with the samples that train it, or with all."""
+    drawn = () if all_ else own_steps_of_group(config, *part.group, num_steps)
+    size = config.rollout.group_size
+    own_steps = [set().union(*drawn[sample::size]) for sample in range(size)] if drawn else ()
+    trained = steps_of_group(config, *part.group, num_steps).trained
+    return by_step(part.samples, trained, own_steps).items()

@@ -1,6 +1,6 @@
-"""Denoise samples of one group and record what the trainer needs to replay each step.
+"""Denoise samples and record what the trainer needs to replay each step.
 
-Axes: n samples of the fragment; a latent is [n, ...] of any rank.
+Axes: n samples of the batch; a latent is [n, ...] of any rank.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from digen_core.maths.kl import scaled_kl
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.schedules import with_tail
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.seeding import NOISE, noise_of
 from digen_core.transport.arrays import Precision
@@ -37,7 +37,7 @@ class DenoisedStep:
     logprob: Tensor | None  # [n] mean log-prob under the sampling policy; None if noiseless
     kl: Tensor | None = None  # [n] divergence from the reference policy, where it was asked for
     nonfinite: Mapping[int, str] = field(default_factory=dict)
-    """Samples with 0 in place of what is NaN or infinite, by their index in the group, and what."""
+    """Rows with 0 in place of what is NaN or infinite, and what."""
 
     clean: Tensor | None = None
     """[n, ...] predicted before the step, of which a solver of second order makes the next one."""
@@ -118,27 +118,23 @@ def denoise(
     noisy_steps: Collection[int],
     config: RolloutConfig,
     seed: int,
-    group: tuple[int, int],
-    samples: range,
-    origin: Origin | None = None,
+    rows: Rows,
     clean: Tensor | None = None,
     reference: ReferenceUse | None = None,
     zeroed: bool = False,
 ) -> Iterator[DenoisedStep]:
-    """Run some denoising steps of some samples of one group, yielding each as it is done.
+    """Run some denoising steps of some samples, yielding each as it is done.
 
     Args:
         policy: the version that generates the whole trajectory.
         x: [n, ...] latent before ``steps[0]``.
-        condition: embeddings of the group's prompt, one row.
+        condition: embeddings of their prompts, [n, ...] each.
         sigmas: [T+1] schedule.
         steps: to run now.
         noisy_steps: steps with noise; the others are steps of the ODE.
         config: transition, noise level, and the solver of the ODE.
         seed: of the run.
-        group: (iteration, index).
-        samples: indices of the n samples in the group.
-        origin: whose noise they have; None: their own.
+        rows: which samples they are, and whose noise they have.
         clean: [n, ...] of the step before ``steps[0]``, where that is not the first.
         reference: what is asked of the reference policy, the base model of ``policy``.
         zeroed: name what becomes NaN or infinite, put 0 in its place, and go on.
@@ -146,12 +142,7 @@ def denoise(
     Raises:
         FloatingPointError: a latent, log-prob or divergence is NaN or infinite; not if ``zeroed``.
     """
-    own = origin or Origin(group, samples)
-    # Contiguous as in a training pack: on another layout matrix products round differently.
-    rows = {
-        name: value.expand(len(x), *value.shape[1:]).contiguous()
-        for name, value in policy.without_padding(condition).items()
-    }
+    condition = policy.without_padding(condition)
     for step in steps:
         noise_level = config.noise_level if step in noisy_steps else 0.0
         sigma, sigma_next = (sigmas[i].to(x.device).expand(len(x)) for i in (step, step + 1))
@@ -164,43 +155,37 @@ def denoise(
             sigma_max=float(sigmas[1]),
         )
         with policy.sampling(config.precision):
-            velocity = policy.velocity(x, sigma, rows)
+            velocity = policy.velocity(x, sigma, condition)
         transition = lead(velocity=velocity)
         predicted = None if config.solver == "euler" else predicted_clean(x, velocity, sigma)
         kl = base = None
         if reference is not None and step in reference.rows:
-            base = reference.velocity(policy, step, x, sigma, rows)
+            base = reference.velocity(policy, step, x, sigma, condition)
             if reference.scaling is not None:
                 is_exact, size = config.precision == "model", sigmas[step] - sigmas[step + 1]
-                exact = transition if is_exact else lead(velocity=policy.velocity(x, sigma, rows))
+                again = partial(policy.velocity, x, sigma, condition)
+                exact = transition if is_exact else lead(velocity=again())
                 means = exact.mean, lead(velocity=base).mean
                 kl = scaled_kl(*means, transition.std, size, scaling=reference.scaling)
         x_next = transition.mean
         if noise_level:
-            noise = noise_of(
-                policy.latent_shape,
-                seed=seed,
-                purpose=NOISE,
-                group=own.group,
-                samples=own.samples,
-                step=step + 1,
-            )
+            noise = rows.noise(policy.latent_shape, seed=seed, purpose=NOISE, step=step + 1)
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
         elif predicted is not None and solves(config, step, noisy_steps):
             x_next = solved(x_next, predicted, clean, sigmas, step)
         x_next = rounded(x_next, config.storage)
         logprob = LOGPROBS[config.transition](x_next, transition) if noise_level else None
-        rows_found = nonfinite_rows(
+        found = nonfinite_rows(
             {"latent": x_next, "log-prob": logprob, "KL": kl, "reference velocity": base}
         )
-        place = f"step {step} (sigma {float(sigmas[step]):.4f})" if rows_found else ""
-        found = {samples[row]: f"{what} at {place}" for row, what in rows_found.items()}
         if found:
+            place = f"step {step} (sigma {float(sigmas[step]):.4f})"
+            found = {row: f"{what} at {place}" for row, what in found.items()}
             if not zeroed:
-                raise FloatingPointError(nonfinite_text(group, found))
-            x_next = with_zeros(x_next, rows_found)
+                raise FloatingPointError(nonfinite_text(*next(iter(rows.named(found).items()))))
+            x_next = with_zeros(x_next, found)
             logprob, kl, base, predicted = (
-                None if own is None else with_zeros(own, rows_found)
+                None if own is None else with_zeros(own, found)
                 for own in (logprob, kl, base, predicted)
             )
         keeps = reference is not None and reference.kept

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.control.costs import Costs
-from digen_core.control.protocol import Device, Fragment, Generate, Step, Switch, Train
+from digen_core.control.protocol import Batch, Device, Generate, Step, Switch, Train
 from digen_core.control.schedule import LATE
 from digen_core.records import Span
 from digen_core.sim.clock import Clock, Jitter, Timer
@@ -31,20 +31,21 @@ class Task:
         """Return what is reported of it at its end."""
         times = (self.do.device, self.queued, self.started, ended)
         match self.do:
-            case Generate(fragment, first_step, _, version, _):
+            case Generate(batch, first_step, _, version, _):
+                first, *others = batch.fragments
                 return Span(
-                    fragment.iteration,
-                    f"denoise g{fragment.group:02d} f{fragment.index} "
-                    f"t{first_step:02d}-{self.end_step - 1:02d}",
+                    batch.iteration,
+                    f"denoise {batch.name} t{first_step:02d}-{self.end_step - 1:02d}",
                     "denoise",
                     *times,
-                    group=fragment.group,
-                    fragment=fragment.index,
+                    group=first.group,
+                    fragment=first.index,
+                    beside=tuple((own.group, own.index) for own in others),
                     first_step=first_step,
                     end_step=self.end_step,
                     version=version,
-                    num_items=fragment.num_samples,
-                    cost=fragment.cost,
+                    num_items=batch.num_samples,
+                    cost=batch.cost,
                 )
             case Train(pack, version, _):
                 return Span(
@@ -86,7 +87,7 @@ class SimulatedDevice:
             jitter: of its work.
             done: is called with each task that it has done.
             pace: times that a denoising step takes of what is predicted.
-            late: is called where a fragment takes so many times as long, when a step is done.
+            late: is called where a batch takes so many times as long, when a step is done.
         """
         self.device = device
         self._costs = costs
@@ -110,8 +111,8 @@ class SimulatedDevice:
         if self._running is None:
             self._start_next()
 
-    def pause(self, fragment: Fragment) -> int | None:
-        """End a fragment after the step that is running; its last step and decoding continue.
+    def pause(self, batch: Batch) -> int | None:
+        """End a batch after the step that is running; its last step and decoding continue.
 
         Returns:
             Its first step, if it had not begun and does not begin now.
@@ -120,7 +121,7 @@ class SimulatedDevice:
             SimulationError: the device was not told to generate it.
         """
         task = self._running
-        if task is not None and isinstance(task.do, Generate) and task.do.fragment == fragment:
+        if task is not None and isinstance(task.do, Generate) and task.do.batch == batch:
             if self._clock.now < task.started:  # it waits for what it needs
                 self._abandon()
                 return task.do.first_step
@@ -130,10 +131,10 @@ class SimulatedDevice:
                 self._finish_at(task, float(task.step_ends[running]))
             return None
         for task in self._queue:
-            if isinstance(task.do, Generate) and task.do.fragment == fragment:
+            if isinstance(task.do, Generate) and task.do.batch == batch:
                 self._queue.remove(task)
                 return task.do.first_step
-        raise SimulationError(f"{self.device.name} does not generate {fragment}")
+        raise SimulationError(f"{self.device.name} does not generate {batch}")
 
     def stop(self) -> None:
         """Do nothing any more."""
@@ -155,16 +156,15 @@ class SimulatedDevice:
 
     def _seconds(self, task: Task) -> float:
         match task.do:
-            case Generate(fragment, first_step, end_step):
+            case Generate(batch, first_step, end_step):
                 steps = self._jitter.factors(end_step - first_step)
-                step = self._own.step(fragment.num_samples, fragment.cost) * self._pace
+                step = self._own.step(batch.num_samples, batch.cost) * self._pace
                 ends = np.cumsum(step * steps)
                 task.step_ends, task.end_step = task.started + ends, end_step
                 if self._pace >= LATE:
                     self._clock.at(float(task.step_ends[0]), lambda: self._find_late(task))
-                decoding = end_step == fragment.num_steps
-                size = fragment.num_samples, fragment.cost
-                decode = self._own.decode(*size) if decoding else 0.0
+                decoded = batch.fragments if end_step == batch.num_steps else ()
+                decode = sum(self._own.decode(own.num_samples, own.cost) for own in decoded)
                 return float(ends[-1]) + decode * self._jitter()
             case Train(pack):
                 return self._own.pack(pack.num_pairs, pack.cost) * self._jitter()
@@ -177,7 +177,7 @@ class SimulatedDevice:
                 return seconds * self._jitter()
 
     def _find_late(self, task: Task) -> None:
-        """Tell that a fragment is late if it is under way, is not to pause, and has steps left."""
+        """Tell that a batch is late if it is under way, is not to pause, and has steps left."""
         assert isinstance(task.do, Generate)
         is_whole = task.end_step == task.do.end_step and len(task.step_ends) > 1
         if self._running is task and is_whole:

@@ -48,14 +48,15 @@ class Ledger:
         self._versions[name].add(version)
 
     def denoised(self, do: Generate, next_step: int) -> None:
-        """A device did the steps of a fragment up to ``next_step``."""
-        if do.first_step == 0:
-            self._trajectories[do.fragment] = Trajectory(do.version)
-        if do.fragment not in self._trajectories:
-            return  # its first steps were lost with their device meanwhile
-        trajectory = self._trajectories[do.fragment]
-        trajectory.next_step = next_step
-        trajectory.devices.add(do.device)
+        """A device did the steps of a batch up to ``next_step``."""
+        for fragment in do.batch.fragments:
+            if do.first_step == 0:
+                self._trajectories[fragment] = Trajectory(do.version)
+            if fragment not in self._trajectories:
+                continue  # its first steps were lost with their device meanwhile
+            trajectory = self._trajectories[fragment]
+            trajectory.next_step = next_step
+            trajectory.devices.add(do.device)
 
     def add_advantages(self, iteration: int, groups: Iterable[tuple[int, Iterable[int]]]) -> None:
         """Groups have advantages; these samples of theirs are trained."""
@@ -80,13 +81,14 @@ class Ledger:
     def check_generate(self, do: Generate) -> None:
         """Refuse a version that is not there, and steps that do not follow those done."""
         self._check_version(do, do.device, do.version)
-        if not 0 <= do.first_step < do.end_step <= do.fragment.num_steps:
+        if not 0 <= do.first_step < do.end_step <= do.batch.num_steps:
             raise SimulationError(f"no such steps: {do}")
         if do.first_step == 0:
             return
-        found = self._trajectories.get(do.fragment)
-        if found is None or (found.next_step, found.version) != (do.first_step, do.version):
-            raise SimulationError(f"{do} does not follow what was denoised: {found}")
+        for fragment in do.batch.fragments:
+            found = self._trajectories.get(fragment)
+            if found is None or (found.next_step, found.version) != (do.first_step, do.version):
+                raise SimulationError(f"{do} does not follow what was denoised: {found}")
 
     def check_score(self, do: Score) -> None:
         """Refuse a fragment that is not generated."""

@@ -67,6 +67,9 @@ class Scenario(Strict):
     fragment_size: Annotated[int, MANY] = Field(ge=1)
     """Samples of a group that are denoised together."""
 
+    batch_size: Annotated[int, MANY] = Field(1, ge=1)
+    """Samples that are denoised together at most, as whole fragments of one group or of several."""
+
     pack_size: Annotated[int, MANY] = Field(ge=1)
     """Most pairs in one forward and backward (b), in layouts that pack."""
 
@@ -212,6 +215,7 @@ class Scenario(Strict):
             num_groups=self.prompts,
             group_size=self.group_size,
             fragment_size=self.fragment_size,
+            batch_size=self.batch_size,
             num_steps=self.steps,
             pack_size=self.pack_size,
             trained_per_group=self.trained_per_group,

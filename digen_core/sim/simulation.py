@@ -145,7 +145,7 @@ class Simulation:
             self._jitter,
             self._done,
             pace=self._unforeseen.get(device.kind, 1.0),
-            late=lambda do, pace: self._deliver(protocol.FragmentLate(do.fragment, pace)),
+            late=lambda do, pace: self._deliver(protocol.BatchLate(do.batch, pace)),
         )
         self._device_names.append(device.name)
         self._transfers.add_device(device)
@@ -192,10 +192,10 @@ class Simulation:
             case Generate() as do:
                 self._ledger.denoised(do, task.end_step)
                 self._transfers.denoised(do, task.end_step)
-                if task.end_step == do.fragment.num_steps:
-                    self._deliver(protocol.FragmentGenerated(do.fragment))
+                if task.end_step == do.batch.num_steps:
+                    self._deliver(protocol.BatchGenerated(do.batch))
                 else:
-                    self._deliver(protocol.FragmentPaused(do.fragment, task.end_step))
+                    self._deliver(protocol.BatchPaused(do.batch, task.end_step))
             case Train(pack):
                 self._deliver(protocol.PackTrained(pack))
             case Step(_, version, device):
@@ -237,9 +237,9 @@ class Simulation:
 
     def _pause(self, do: protocol.Pause) -> None:
         self._ledger.check_device(do, do.device)
-        first_step = self._devices[do.device].pause(do.fragment)
+        first_step = self._devices[do.device].pause(do.batch)
         if first_step is not None:
-            self._deliver_soon(protocol.FragmentPaused(do.fragment, first_step))
+            self._deliver_soon(protocol.BatchPaused(do.batch, first_step))
 
     def _score(self, do: protocol.Score) -> None:
         self._ledger.check_score(do)

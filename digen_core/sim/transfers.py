@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from digen_core.control.costs import Costs
-from digen_core.control.protocol import Device, Fragment, Generate, Reduce, Train
+from digen_core.control.protocol import Batch, Device, Fragment, Generate, Reduce, Train
 from digen_core.control.schedule import prompts_together
 from digen_core.records import Crossing
 from digen_core.sim.clock import Clock
 
 Piece = tuple[Fragment, int]
-"""The transition of a fragment at a step; -1: the conditions that came with its prompt's."""
+"""The transition of a fragment at a step, and of those that were denoised with it; -1: the
+conditions that came with its prompt's."""
 
 _CONDITION = -1
 
@@ -30,7 +31,7 @@ class Transfers:
         self._clock = clock
         self._sites: dict[str, str] = {}
         self._free: dict[tuple[str, str], float] = {}  # from, to -> when nothing is in the queue
-        self._made: dict[Piece, str] = {}  # -> who made it
+        self._made: dict[Piece, tuple[str, Batch]] = {}  # -> who made it, with which
         self._encoded: dict[tuple[int, int], tuple[str, range]] = {}  # group -> by whom, with which
         self._arrivals = defaultdict[str, dict[Piece, float]](dict)  # device -> piece -> when
         self.crossings: list[Crossing] = []
@@ -57,10 +58,11 @@ class Transfers:
                 self._encoded[iteration, group] = devices[place % len(devices)], together
 
     def denoised(self, do: Generate, end_step: int) -> None:
-        """A device did the steps of a fragment up to ``end_step``."""
+        """A device did the steps of a batch up to ``end_step``."""
         if self._links:
-            for step in range(do.first_step, end_step):
-                self._made[do.fragment, step] = do.device
+            for fragment in do.batch.fragments:
+                for step in range(do.first_step, end_step):
+                    self._made[fragment, step] = do.device, do.batch
 
     def finish(self, iteration: int) -> None:
         """Nothing of this iteration is needed any more."""
@@ -97,10 +99,11 @@ class Transfers:
 
     def _pieces(self, do: Generate | Train) -> Iterator[Piece]:
         match do:
-            case Generate(fragment, first_step):
-                yield fragment, _CONDITION
-                if first_step:
-                    yield fragment, first_step - 1
+            case Generate(batch, first_step):
+                for fragment in batch.fragments:
+                    yield fragment, _CONDITION
+                    if first_step:
+                        yield fragment, first_step - 1
             case Train(pack):
                 for fragment in dict.fromkeys(block.fragment for block in pack.blocks):
                     yield fragment, _CONDITION
@@ -115,8 +118,9 @@ class Transfers:
             key = Fragment(fragment.iteration, together.start, _CONDITION, 0, 0), step
             num_bytes = self._sent.condition * len(together)
         else:
-            source, key = self._made[piece], piece
-            num_bytes = self._sent.transition * fragment.num_samples
+            source, batch = self._made[piece]
+            key = batch.fragments[0], step
+            num_bytes = self._sent.transition * batch.num_samples
         there = self._arrivals[device]
         if key not in there:
             there[key] = self._send(source, device, num_bytes)

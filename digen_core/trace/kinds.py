@@ -20,7 +20,7 @@ class KindFacts:
 
 SPAN_KINDS: Final[dict[SpanKind, KindFacts]] = {
     "encode": KindFacts("generate", "#56B4E9", "embeds prompts"),
-    "denoise": KindFacts("generate", "#0072B2", "takes a fragment some steps further"),
+    "denoise": KindFacts("generate", "#0072B2", "takes a batch of fragments some steps further"),
     "samples": KindFacts("generate", "#004C73", "encodes the images that are a fragment's samples"),
     "score": KindFacts(
         "score", "#009E73", "decodes a fragment and calls the rewards, or scores a group"

@@ -46,6 +46,8 @@ def chrome_trace(
             arguments["cost"] = span.cost
         if span.compile_seconds:
             arguments["compile_seconds"] = span.compile_seconds
+        if span.beside:
+            arguments["beside"] = [f"g{group} f{part}" for group, part in span.beside]
         tid = tracks.place(pids[span.device], span.kind, span.started, span.ended)
         event = _slice(span.task, span.kind, span.started - start, span.ended - start)
         events.append(event | {"pid": pids[span.device], "tid": tid, "args": arguments})

@@ -59,28 +59,28 @@ class Readiness:
 
 def _keys(span: Span) -> list[_Key]:
     """Return the names under which other tasks look for a span."""
-    kind, iteration, group, fragment = _role(span), span.iteration, span.group, span.fragment
+    kind, iteration = _role(span), span.iteration
     if kind == "push":
         return [("push",), ("push", span.device, span.version)]
     keys: list[_Key] = [(kind, iteration)]
-    if group >= 0:
-        keys.append((kind, iteration, group))
-    if fragment >= 0:
-        keys.append((kind, iteration, group, fragment))
-        keys.append((kind, iteration, group, fragment, span.end_step))
+    if span.group >= 0:
+        keys.append((kind, iteration, span.group))
+    for fragment in span.fragments:
+        keys.append((kind, iteration, *fragment))
+        keys.append((kind, iteration, *fragment, span.end_step))
     return keys
 
 
 def _inputs(task: Span) -> list[_Key]:
-    iteration, group, fragment = task.iteration, task.group, task.fragment
+    iteration, fragments = task.iteration, task.fragments
     load: _Key = ("push", task.device, task.version)
     inputs: dict[str, list[_Key]] = {
         "denoise": [
             ("encode", iteration),
-            ("denoise", iteration, group, fragment, task.first_step),
+            *(("denoise", iteration, *own, task.first_step) for own in fragments),
             load,
         ],
-        "score": [("denoise", iteration, group, fragment)],
+        "score": [("denoise", iteration, *own) for own in fragments],
         "train": [load],
         "reduce": [("train", iteration)],
         "step": [("reduce", iteration)],

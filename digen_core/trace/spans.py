@@ -37,6 +37,7 @@ SCHEMA: Final = pa.schema(
         pa.field("cost", pa.float64(), nullable=False),
         pa.field("num_bytes", pa.int64(), nullable=False),
         pa.field("compile_seconds", pa.float64(), nullable=False),
+        pa.field("beside", pa.list_(pa.list_(pa.int32(), 2)), nullable=False),
     ]
 )
 """The fields of :class:`~digen_core.records.Span`."""
@@ -113,7 +114,8 @@ def table_of(spans: Iterable[Span]) -> pa.Table:
 
 def spans_of(table: pa.Table) -> list[Span]:
     """Return the spans of such a table."""
-    return [Span(**row) for row in table.to_pylist()]
+    rows = table.to_pylist()
+    return [Span(**row | {"beside": tuple(map(tuple, row["beside"]))}) for row in rows]
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:

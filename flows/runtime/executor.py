@@ -17,7 +17,7 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.batch import note_broken_gang, require_no_culprit
 from flows.runtime.fleet.loading import roles_of
 from flows.runtime.generation import Denoising
-from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.iterations.open_iteration import OpenIteration, once
 from flows.runtime.iterations.screening import screen
 from flows.runtime.notify import (
     notify_of_dropped_group,
@@ -123,8 +123,8 @@ class Executor:
         match instruction:
             case protocol.Generate():
                 self._generate(instruction)
-            case protocol.Pause(fragment):
-                self._denoising.pause(fragment)
+            case protocol.Pause(batch):
+                self._denoising.pause(batch)
             case protocol.Score():
                 self._score(instruction)
             case protocol.Train():
@@ -145,7 +145,7 @@ class Executor:
     # --- generation -----------------------------------------------------------------------
 
     def _generate(self, do: protocol.Generate) -> None:
-        self._denoising.begin(self._iterations[do.fragment.iteration], do)
+        self._denoising.begin(self._iterations[do.batch.iteration], do)
 
     def _score(self, do: protocol.Score) -> None:
         self._scoring.begin(self._iterations[do.fragment.iteration], do)
@@ -207,7 +207,7 @@ class Executor:
                 "pack": pack,
                 "version": do.version,
                 "segments": it.segments_of(pack.blocks, only_last=self._run.config.trains_clean),
-                "conditions": list({future.task_run_id: future for future in held}.values()),
+                "conditions": once(held),
                 "keys": {group: self._conditions.key_of(it, group) for group in groups},
                 "advantages": {group: it.advantages[group] for group in groups},
                 "previous": it.sums.get(do.device),

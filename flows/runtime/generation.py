@@ -1,22 +1,24 @@
-"""Generate fragments as chains of denoise tasks that can be paused between two of them."""
+"""Generate batches as chains of denoise tasks that can be paused between two of them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from digen_core.control.protocol import (
+    Batch,
+    BatchGenerated,
+    BatchLate,
+    BatchPaused,
     Event,
     Fragment,
-    FragmentGenerated,
-    FragmentLate,
-    FragmentPaused,
     Generate,
 )
 from digen_core.control.schedule import LATE
 from digen_core.records import SpanKind
+from digen_core.rollout.sampling import Sampling
 from digen_core.rollout.steps import steps_of_group
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
-from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.iterations.open_iteration import OpenIteration, once
 from flows.runtime.notify import notify_of_parts
 from flows.runtime.submission import About, Submitter, Work
 from tasks.body import Body
@@ -43,35 +45,35 @@ class _Underway:
 
 
 class Denoising:
-    """The fragments that devices are generating, each device one after the other.
+    """The batches that devices are generating, each device one after the other.
 
     Dask would run two chains of tasks in turn: when a task ends, its successor is still on its way.
-    Then both fragments are late, and with them their groups.
+    Then both batches are late, and with them their groups.
     """
 
     def __init__(self, run: RunContext, submitter: Submitter, conditions: Conditions) -> None:
         self._run = run
         self._submitter = submitter
         self._conditions = conditions
-        self._underway: dict[Fragment, _Underway] = {}
+        self._underway: dict[Batch, _Underway] = {}
 
     def begin(self, iteration: OpenIteration, do: Generate) -> None:
-        """Generate a fragment when the device's other ones are done."""
-        if do.first_step == 0:
-            iteration.segments[do.fragment] = []
-        self._underway[do.fragment] = _Underway(iteration, do, do.first_step)
+        """Generate a batch when the device's other ones are done."""
+        for fragment in do.batch.fragments if do.first_step == 0 else ():
+            iteration.segments[fragment] = []
+        self._underway[do.batch] = _Underway(iteration, do, do.first_step)
         self._fill(do.device)
 
-    def pause(self, fragment: Fragment) -> None:
-        """Submit no more tasks of a fragment than the one that tells how far it is."""
-        underway = self._underway[fragment]
+    def pause(self, batch: Batch) -> None:
+        """Submit no more tasks of a batch than the one that tells how far it is."""
+        underway = self._underway[batch]
         if not underway.num_running:
             self._submit_next(underway)
         underway.is_paused = True
 
     def forget(self, devices: Collection[str]) -> None:
         """Drop what lost devices were generating."""
-        kept = {f: own for f, own in self._underway.items() if own.do.device not in devices}
+        kept = {b: own for b, own in self._underway.items() if own.do.device not in devices}
         self._underway = kept
 
     def _fill(self, device: str) -> None:
@@ -87,53 +89,69 @@ class Denoising:
         iteration, do, first = underway.iteration, underway.do, underway.next_step
         steps = range(first, min(first + iteration.steps_per_task, do.end_step))
         body, kind, label, parameters = self._task_of(iteration, do, steps)
+        fragments = do.batch.fragments
+        conditions = [self._conditions.of(iteration, own.group, do.device) for own in fragments]
         work = Work(
             body=body,
             label=label,
             device=do.device,
             kind=kind,
             about={
-                **about(do.fragment),
+                **about(fragments[0]),
+                "num_items": do.batch.num_samples,
+                "beside": tuple((own.group, own.index) for own in fragments[1:]),
                 "first_step": steps.start,
                 "end_step": steps.stop,
                 "version": do.version,
             },
             parameters={
-                "fragment": do.fragment,
                 "steps": steps,
                 "version": do.version,
-                "conditions": self._conditions.of(iteration, do.fragment.group, do.device),
-                "key": self._conditions.key_of(iteration, do.fragment.group),
+                "conditions": once(conditions),
                 "run_dir": self._run.run_dir,
                 **parameters,
             },
             event_of=lambda receipt: self._on_denoised(underway, steps, receipt),
-            priority=iteration.round.priority_of(do.fragment.group, do.fragment.index),
+            priority=iteration.round.priority_of(fragments[0].group, fragments[0].index),
         )
-        iteration.segments[do.fragment].append((steps, self._submitter.submit(iteration, work)))
+        future = self._submitter.submit(iteration, work)
+        for fragment in fragments:
+            iteration.segments[fragment].append((steps, future))
         underway.next_step = steps.stop
         underway.num_running += 1
 
     def _task_of(
         self, iteration: OpenIteration, do: Generate, steps: range
     ) -> tuple[Body[..., object, Denoised], SpanKind, str, dict[str, object]]:
-        """Return what runs steps of a fragment: body, kind of span, label, own parameters.
+        """Return what runs steps of a batch: body, kind of span, label, own parameters.
 
         Where samples come from files one task takes the place of all steps.
         """
-        name = f"g{do.fragment.group:02d} f{do.fragment.index}"
-        samples = iteration.round.prompts[do.fragment.group].samples
+        first = do.batch.fragments[0]
+        samples = iteration.round.prompts[first.group].samples
         if samples:
-            height, width, _ = self._run.config.size_of(iteration.index, do.fragment.group)
-            images = [samples[own].shrunk(height, width) for own in do.fragment.samples]
-            return encode_samples, "samples", f"encode samples {name}", {"images": images}
-        segments = iteration.segments[do.fragment]
-        parameters: dict[str, object] = {
-            "noisy_steps": self._noisy_steps(iteration, do.fragment),
-            "previous": segments[-1][1] if segments else None,
-            "origin": iteration.origin_of(do.fragment),
+            height, width, _ = self._run.config.size_of(iteration.index, first.group)
+            parameters: dict[str, object] = {
+                "fragment": first,
+                "key": self._conditions.key_of(iteration, first.group),
+                "images": [samples[own].shrunk(height, width) for own in first.samples],
+            }
+            return encode_samples, "samples", f"encode samples {do.batch.name}", parameters
+        made = [iteration.segments[own] for own in do.batch.fragments]
+        parameters = {
+            "batch": [self._sampling(iteration, own) for own in do.batch.fragments],
+            "previous": once([own[-1][1] for own in made if own]),
         }
-        return denoise_steps, "denoise", f"denoise {name} t{_name_of(steps)}", parameters
+        return denoise_steps, "denoise", f"denoise {do.batch.name} t{_name_of(steps)}", parameters
+
+    def _sampling(self, iteration: OpenIteration, fragment: Fragment) -> Sampling:
+        """Return how a fragment is denoised."""
+        return Sampling(
+            fragment,
+            self._conditions.key_of(iteration, fragment.group),
+            self._noisy_steps(iteration, fragment),
+            iteration.origin_of(fragment),
+        )
 
     def _noisy_steps(self, iteration: OpenIteration, fragment: Fragment) -> tuple[int, ...]:
         """Return the steps of a fragment with noise: of candidates those of their samples, if any.
@@ -150,35 +168,34 @@ class Denoising:
     def _on_denoised(
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
     ) -> Event | None:
-        fragment = underway.do.fragment
+        batch = underway.do.batch
         if receipt.facts.num_parts > 1:
-            notify_of_parts(self._run, underway.do.device, fragment.num_samples)
-        underway.iteration.recorder.add_logprobs(fragment, receipt)
-        underway.iteration.recorder.add_nonfinite(fragment, receipt.facts.nonfinite)
+            notify_of_parts(self._run, underway.do.device, batch.num_samples)
+        underway.iteration.recorder.add_sampled(batch, receipt)
         underway.num_running -= 1
         self._fill(underway.do.device)
         if underway.num_running:
             return self._late(underway, steps, receipt)
-        del self._underway[fragment]
+        del self._underway[batch]
         if steps.stop == underway.do.end_step:
-            return FragmentGenerated(fragment)
-        return FragmentPaused(fragment, steps.stop)
+            return BatchGenerated(batch)
+        return BatchPaused(batch, steps.stop)
 
     def _late(
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
-    ) -> FragmentLate | None:
+    ) -> BatchLate | None:
         """Return what tells, once, that steps take longer than predicted, if some are left."""
-        fragment, do = underway.do.fragment, underway.do
+        batch, do = underway.do.batch, underway.do
         costs = self._run.progress.known_costs.kinds.get(self._run.fleet.known[do.device].kind)
         if costs is None or underway.is_late or underway.is_submitted:
             return None
         compiling = receipt.ran.compile_seconds / len(steps)
         seconds = receipt.facts.seconds_per_step - compiling
-        pace = seconds / max(costs.step(fragment.num_samples, fragment.cost), 1e-12)
+        pace = seconds / max(costs.step(batch.num_samples, batch.cost), 1e-12)
         if pace < LATE:
             return None
         underway.is_late = True
-        return FragmentLate(fragment, pace)
+        return BatchLate(batch, pace)
 
 
 def about(fragment: Fragment) -> About:

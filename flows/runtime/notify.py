@@ -63,8 +63,8 @@ def notify_of_parts(run: RunContext, device: str, num_samples: int) -> None:
         device,
         "samples-do-not-fit",
         f"{device} has not enough memory to denoise {num_samples} samples at once: it does so in "
-        "parts, which takes longer. A smaller rollout.fragment_size, or model.dtype = 'bfloat16', "
-        "avoids that (said once)",
+        "parts, which takes longer. A smaller rollout.fragment_size or rollout.batch_size, or "
+        "model.dtype = 'bfloat16', avoids that (said once)",
     )
 
 

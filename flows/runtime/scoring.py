@@ -52,7 +52,8 @@ class Scoring:
             parameters={
                 "prompt": prompt,
                 "run_dir": self._run.run_dir,
-                "segment": it.segments[fragment][-1][1],
+                "fragment": fragment,
+                "segments": it.segments[fragment][-1][1],
             },
             event_of=event_of,
         )

@@ -33,6 +33,7 @@ class About(TypedDict, total=False):
     version: int
     num_items: int
     cost: float
+    beside: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from distributed import Worker
 from prefect import State
 
 from digen_core.control.costs import Link
-from digen_core.control.protocol import Fragment
 from digen_core.transport.weighty import Weighty
 from tasks.body import value_of
 from tasks.receipts import Received
@@ -40,8 +39,6 @@ class EmulatedValue(Weighty):
     """Of the real value."""
     site: str
     """Where it was made."""
-    fragment: Fragment | None = None
-    """Of which it is, if it is of one."""
 
     @property
     def num_bytes(self) -> int:

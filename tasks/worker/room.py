@@ -69,7 +69,7 @@ def require_room(
 def _least_of(config: RunConfig) -> RunConfig:
     """Return a config whose fragments and packs have one item: more take minutes to count."""
     few = {
-        "rollout": config.rollout.model_copy(update={"fragment_size": 1}),
+        "rollout": config.rollout.model_copy(update={"fragment_size": 1, "batch_size": None}),
         "train": config.train.model_copy(update={"pack_size": 1}),
     }
     return config.model_copy(update=few)

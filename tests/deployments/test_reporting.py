@@ -10,6 +10,7 @@ from deployments.reporting import Reporter, device_of, iteration_of, kept_in
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, MANIFEST
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.control import protocol as p
+from support.batches import alone
 from support.checkpoints import position_of, state_of
 
 FRAGMENT = p.Fragment(iteration=2, group=0, index=1, first_sample=0, num_samples=3)
@@ -20,7 +21,7 @@ DEVICE = p.Device("trainer-1", frozenset({"trainer"}))
 @pytest.mark.parametrize(
     ("what", "iteration", "device"),
     [
-        (p.Generate(FRAGMENT, 0, 4, 2, "rollout-0"), 2, "rollout-0"),
+        (p.Generate(alone(FRAGMENT), 0, 4, 2, "rollout-0"), 2, "rollout-0"),
         (p.FragmentScored(FRAGMENT), 2, ""),
         (p.Train(PACK, 2, "trainer-0"), 2, "trainer-0"),
         (p.Step(2, 2, "trainer-0"), 2, "trainer-0"),

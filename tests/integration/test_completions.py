@@ -21,7 +21,7 @@ from support.runner_flows import (
     until,
     wait_for_file,
 )
-from tasks.receipts import Denoised, Ran, Receipt
+from tasks.receipts import Denoised, Ran, Receipt, Sampled
 from tasks.runner.completions import Completions, mark_crashed
 from tasks.runner.task_runner import LeanDaskTaskRunner
 
@@ -49,7 +49,7 @@ def test_every_task_completes_once_with_its_receipt_and_without_its_result(lean)
             assert c.succeeded
             assert report.read(c.receipt) == Receipt(
                 Ran("here", 1.0, 2.0, num_bytes=x),
-                Denoised(x, {0: [0.5, x / 2]}, seconds_per_step=0.25),
+                Denoised(x, 0.25, [Sampled({0: [0.5, x / 2]})]),
             )
             assert c.worker.startswith("inproc://")
             assert future._final_state is None  # nothing was fetched

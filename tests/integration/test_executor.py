@@ -10,6 +10,7 @@ from prefect import flow
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from digen_core.data.prompts import Prompt
+from support.batches import alone
 from support.runs import merged
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ class Driver:
     def wait(self):
         """Return the event of the next completion, or None."""
         (event,) = self.executor.events_of(self.run.inbox.get(timeout=60)) or (None,)
-        return None if isinstance(event, p.FragmentLate) else event  # on a busy machine
+        return None if isinstance(event, p.BatchLate) else event  # on a busy machine
 
     def do(self, instruction):
         """Carry out an instruction to its event."""
@@ -85,20 +86,22 @@ class Driver:
     def generate(self, random=None):
         """Generate the fragment, paused at random places if asked; return all it recorded."""
         devices = ["rollout-0", "rollout-1"]
-        event = p.FragmentPaused(self.fragment, 0)
+        event = p.BatchPaused(alone(self.fragment), 0)
         num_pauses = 0
-        while isinstance(event, p.FragmentPaused):
+        while isinstance(event, p.BatchPaused):
             device = devices[num_pauses % 2]
-            self.executor.submit(p.Generate(self.fragment, event.next_step, NUM_STEPS, 0, device))
+            self.executor.submit(
+                p.Generate(alone(self.fragment), event.next_step, NUM_STEPS, 0, device)
+            )
             event = None
             for _ in range(random.randrange(3) if random else NUM_STEPS + 1):
-                if isinstance(event := self.wait(), p.FragmentGenerated):
+                if isinstance(event := self.wait(), p.BatchGenerated):
                     break
-            if not isinstance(event, p.FragmentGenerated):
-                event = self.do(p.Pause(self.fragment, device))
+            if not isinstance(event, p.BatchGenerated):
+                event = self.do(p.Pause(alone(self.fragment), device))
                 num_pauses += 1
-        assert event == p.FragmentGenerated(self.fragment)
-        segments = [future.result() for _, future in self.iteration.segments[self.fragment]]
+        assert event == p.BatchGenerated(alone(self.fragment))
+        segments = [future.result()[0] for _, future in self.iteration.segments[self.fragment]]
         assert [segment.first_step for segment in segments] == list(range(NUM_STEPS))
         logprobs = {step: v for segment in segments for step, v in segment.logprobs.items()}
         return np.stack([segment.latents for segment in segments]), logprobs, num_pauses
@@ -124,7 +127,7 @@ def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
 def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
     def body(run):
         it = Driver(run)
-        it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-0"))
+        it.executor.submit(p.Generate(alone(it.fragment), 0, NUM_STEPS, 0, "rollout-0"))
         counts = [it.executor.num_running]
         while it.executor.num_running:
             event = it.wait()
@@ -134,7 +137,7 @@ def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
     counts, event = in_a_run(body)
     # encode and two; after each of the first steps another
     assert counts == [3, 2, 2, 2, 2, 1, 0]
-    assert event == p.FragmentGenerated(p.Fragment(0, 0, 0, 0, 4))
+    assert event == p.BatchGenerated(alone(p.Fragment(0, 0, 0, 0, 4)))
 
 
 def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
@@ -155,10 +158,10 @@ def test_a_condition_that_is_gone_is_not_made_anew_by_a_device_without_the_encod
     def body(run):
         it = Driver(run)
         it.executor.encode_ahead(it.iteration)  # group 0 on rollout-0
-        it.executor.submit(p.Generate(it.fragment, 0, NUM_STEPS, 0, "rollout-1"))
+        it.executor.submit(p.Generate(alone(it.fragment), 0, NUM_STEPS, 0, "rollout-1"))
         while it.executor.num_running:
             event = it.wait()
-        assert event == p.FragmentGenerated(it.fragment)
+        assert event == p.BatchGenerated(alone(it.fragment))
         it.do(p.Score(it.fragment, "rollout-1"))
         it.executor.compute_advantages(p.ComputeAdvantages(0, (0,)))
         run.fleet.left("rollout-0")

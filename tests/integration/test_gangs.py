@@ -28,6 +28,7 @@ SHARDS = {"parallel.shard_weights": True}
 DELTAS = {"schedule.push": "delta"}
 KL = {"algorithm.kl_coefficient": 0.1}
 GENERATED = KL | {"schedule.reference": "generation"}
+BATCHES = {"rollout.batch_size": 8}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ CASES = [
     GangCase("colocated", settings=ALL_WEIGHTS | SHARDS | KL),
     GangCase("elastic", helping=True, settings=TOKENS | SHARDS | GENERATED),
     GangCase("tsp", trainers=("single", "gang-1"), settings=ALL_WEIGHTS | GENERATED),
+    GangCase("tsp", settings=TOKENS | SHARDS | BATCHES),
+    GangCase("elastic", helping=True, settings=SHARDS | BATCHES | GENERATED),
+    GangCase("colocated", fragment=1, settings=BATCHES),
 ]
 EXPERTS = [
     GangCase("tsp", rollout="single"),  # whose packs members share by rows

@@ -124,7 +124,7 @@ class Killer:
         self.pid, self.kind, self.has_killed = pid, kind, False
 
     def __call__(self, event: p.Event) -> None:
-        about = getattr(event, "fragment", getattr(event, "pack", event))
+        about = getattr(event, "batch", getattr(event, "pack", event))
         if isinstance(event, self.kind) and about.iteration == 1 and not self.has_killed:
             os.kill(self.pid, signal.SIGKILL)
             self.has_killed = True
@@ -137,25 +137,31 @@ def pid_of(client, name: str) -> int:
     return client.run(os.getpid, workers=[address])[address]
 
 
+TOGETHER = {"rollout.batch_size": 8}
+
+
 @pytest.mark.parametrize(
-    ("case", "kind"),
+    ("case", "kind", "changes"),
     marked(
         [
-            (Case("gap", (2, 2), 2, 3), p.FragmentGenerated),
-            (Case("tag", (2, 2), 1, 3, helping=True, pauses=True), p.FragmentScored),
-            (Case("elastic", (3, 1), 2, 1, helping=True), p.PackTrained),
-            (Case("tcss", (2, 1), 2, 3, helping=True, share=1.0), p.AdvantagesComputed),
-            (Case("colocated-strong", (3,), 2, 3), p.PackTrained),
+            (Case("gap", (2, 2), 2, 3), p.BatchGenerated, {}),
+            (Case("tag", (2, 2), 1, 3, helping=True, pauses=True), p.FragmentScored, {}),
+            (Case("elastic", (3, 1), 2, 1, helping=True), p.PackTrained, {}),
+            (Case("tcss", (2, 1), 2, 3, helping=True, share=1.0), p.AdvantagesComputed, {}),
+            (Case("colocated-strong", (3,), 2, 3), p.PackTrained, {}),
+            (Case("gap", (2, 1), 2, 3, pauses=True), p.BatchGenerated, TOGETHER),
+            (Case("elastic", (2, 2), 1, 3, helping=True, pauses=True), p.BatchPaused, TOGETHER),
+            (Case("tcss", (2, 1), 4, 3, helping=True, share=1.0), p.BatchGenerated, TOGETHER),
         ],
         (0,),
         "layouts",
     ),
-    ids=lambda value: str(value) if isinstance(value, Case) else value.__name__,
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
 )
-def test_a_lost_worker_changes_nothing(case, kind, run_layout, four_workers, monkeypatch):
+def test_a_lost_worker_changes_nothing(case, kind, changes, run_layout, four_workers, monkeypatch):
     four_workers.wait_for_workers(MAX_WORKERS, timeout=240)
     killer = Killer(pid_of(four_workers, "worker-1"), kind)
     monkeypatch.setattr(DisturbedController, "after_event", staticmethod(killer))
-    found = run_layout(case)
+    found = run_layout(case, **changes)
     assert killer.has_killed
     check_weights(found)

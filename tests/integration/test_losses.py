@@ -84,7 +84,7 @@ def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], No
 
 def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
     def is_it(what: object) -> bool:
-        about = getattr(what, "fragment", getattr(what, "pack", what))
+        about = getattr(what, "batch", getattr(what, "fragment", getattr(what, "pack", what)))
         return isinstance(what, kind) and getattr(about, "iteration", None) == iteration
 
     return is_it
@@ -181,7 +181,7 @@ def test_a_worker_lost_with_a_part_of_a_group(live, when, pool):
 @pytest.mark.nightly
 def test_all_rollout_workers_lost_and_back(live):
     """Nannies start them again; until then the run waits, and its state says so."""
-    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
+    story = Story(event_of(p.BatchGenerated, 1), signal_to("rollout-0", "rollout-1"))
     live(story, schedule__layout="gap")
     assert story.said("waiting for a worker with the role rollout")
     assert story.said("has joined")
@@ -313,7 +313,7 @@ def test_a_worker_lost_while_models_are_loaded(live):
 
 @pytest.mark.operation
 def test_a_frozen_worker_is_noticed(live):
-    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", number=signal.SIGSTOP))
+    story = Story(event_of(p.BatchGenerated, 1), signal_to("rollout-0", number=signal.SIGSTOP))
     live(story, cluster__heartbeat_timeout=5)
     assert story.said("worker rollout-0", "has sent no heartbeat for")
 
@@ -322,7 +322,7 @@ class Vanishing(Story):
     """All that generate are at a site that vanishes, and is there again after some seconds."""
 
     def __init__(self, seconds: float):
-        super().__init__(event_of(p.FragmentGenerated, 1), self.vanish)
+        super().__init__(event_of(p.BatchGenerated, 1), self.vanish)
         self.seconds, self.timers = seconds, []
 
     def vanish(self, story: Story) -> None:
@@ -371,7 +371,7 @@ def test_a_source_is_lost_before_others_pull_from_it(live, push):
 @pytest.mark.nightly
 def test_versions_come_as_deltas_past_a_loss_and_a_join(live):
     """Who joins gets all of the version in use, and deltas of those that follow."""
-    story = Story(event_of(p.FragmentGenerated, 1), signal_to("rollout-0", "rollout-1"))
+    story = Story(event_of(p.BatchGenerated, 1), signal_to("rollout-0", "rollout-1"))
     live(story, schedule__layout="gap", schedule__push="delta", train__lora=None)
     assert story.said("has joined")
     pushes = [own for it in story.records for own in it.spans if own.kind == "push"]
@@ -406,10 +406,10 @@ GANGS = {
     ("when", "member", "number"),
     [
         (p.PackTrained, "trainer-1.1", signal.SIGKILL),
-        operation(p.FragmentGenerated, "rollout-0.1", signal.SIGKILL),
-        operation(p.FragmentGenerated, "rollout-0", signal.SIGKILL),
+        operation(p.BatchGenerated, "rollout-0.1", signal.SIGKILL),
+        operation(p.BatchGenerated, "rollout-0", signal.SIGKILL),
         operation(p.PackTrained, "trainer-1", signal.SIGKILL),
-        operation(p.FragmentGenerated, "rollout-0.1", signal.SIGSTOP),
+        operation(p.BatchGenerated, "rollout-0.1", signal.SIGSTOP),
         operation(p.PackTrained, "trainer-1.1", signal.SIGSTOP),
         operation(p.VersionLoaded, "rollout-0.1", signal.SIGKILL),
     ],
@@ -437,7 +437,7 @@ def test_a_gang_is_lost_with_any_member_and_formed_again(live, when, member, num
         (p.PackTrained, "trainer-1.1", signal.SIGKILL),
         (p.PackTrained, "trainer-1", signal.SIGKILL),
         (p.PackTrained, "trainer-1.1", signal.SIGSTOP),
-        (p.FragmentGenerated, "rollout-0.1", signal.SIGKILL),
+        (p.BatchGenerated, "rollout-0.1", signal.SIGKILL),
     ],
 )
 def test_a_gang_whose_stages_are_not_all_there_is_formed_again(live, when, member, number):
@@ -454,7 +454,7 @@ def test_a_gang_whose_stages_are_not_all_there_is_formed_again(live, when, membe
 @pytest.mark.nightly
 def test_a_gang_on_two_hosts_is_formed_again(live, room):
     """Its member on the other host is killed while a stage waits for it."""
-    story = Story(event_of(p.FragmentGenerated, 1), signal_to("room.1"))
+    story = Story(event_of(p.BatchGenerated, 1), signal_to("room.1"))
     cluster = {"cluster__scheduler_address": room, "cluster__trainer_workers": 1}
     live(story, **GANGS | cluster, parallel__stages=2, num_iterations=6)
     assert story.said("worker room", "is a gang whose member room.1")
@@ -488,7 +488,7 @@ def test_a_spare_takes_the_place_of_a_lost_member(live, monkeypatch, hosts, sing
     from tasks.cluster.presence import present_workers
 
     monkeypatch.setattr("tasks.cluster.presence.RESTART_SECONDS", 1.0)
-    kind = p.FragmentGenerated if single == "single" else p.PackTrained
+    kind = p.BatchGenerated if single == "single" else p.PackTrained
     asked = room_of("127.0.0.1", hosts[0], single)
     spare = ["--host", hosts[1], "--name", "b9", "--resources", "spare:room=1"]
     with started_workers(*asked, spare) as (address, processes):
@@ -516,7 +516,7 @@ def test_a_spare_unlike_its_gang_is_left_out_and_another_one_has_its_place(live,
     spares = [["--name", name, "--resources", "spare:room=1"] for name in ("b8", "b9")]
     asked = room_of("127.0.0.1", "127.0.0.1")
     with started_workers(*asked, *spares) as (address, processes):
-        story = Story(event_of(p.FragmentGenerated, 1), end_for_good(processes[1]))
+        story = Story(event_of(p.BatchGenerated, 1), end_for_good(processes[1]))
         cluster = {"cluster__scheduler_address": address, "cluster__trainer_workers": 1}
         with Client(address, set_as_default=False) as client:
             (odd,) = (own.address for own in present_workers(client).values() if own.name == "b8")
@@ -581,7 +581,7 @@ def test_the_gang_that_holds_the_optimizers_state_loses_a_member(live, train):
 @pytest.mark.operation
 def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
     monkeypatch.setenv(HANG_VARIABLE, str(tmp_path / "hung"))
-    story = Story(event_of(p.FragmentGenerated, 0), lambda story: None)
+    story = Story(event_of(p.BatchGenerated, 0), lambda story: None)
     rewards = {"smooth_rewards:brightness": 1.0, "smooth_rewards:hangs_once": 1.0}
     live(story, rewards=rewards, cluster__task_timeout=12)
     assert story.said("has been at 'score", "far longer than it should take")
@@ -592,7 +592,7 @@ class Addition(Story):
     """A worker comes; the run is held while it loads the model, however long that takes."""
 
     def __init__(self, resources=None):
-        super().__init__(event_of(p.FragmentGenerated, 0), self.add)
+        super().__init__(event_of(p.BatchGenerated, 0), self.add)
         self.resources = resources or {"rollout": 1}
         self.nannies = []  # keeps it alive
 
@@ -633,7 +633,7 @@ class Leaving(Story):
     """Workers are asked to leave; the run is slowed until they have."""
 
     def __init__(self, *names: str):
-        super().__init__(event_of(p.FragmentGenerated, 0), self.ask)
+        super().__init__(event_of(p.BatchGenerated, 0), self.ask)
         self.names = names
 
     def ask(self, story: Story) -> None:
@@ -644,7 +644,7 @@ class Leaving(Story):
 
     def see(self, what: object) -> None:
         super().see(what)
-        if isinstance(what, p.FragmentGenerated) and not self.have_left:
+        if isinstance(what, p.BatchGenerated) and not self.have_left:
             sleep(0.3)  # a look comes every three seconds, and this run takes little more
 
     @property

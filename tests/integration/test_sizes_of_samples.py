@@ -23,7 +23,7 @@ def config_of(family: str, folder: str, tmp_path, **changes) -> RunConfig:
     tree["model"] |= {"family": family, "max_sequence_length": TOKENS, "sizes": SIZES[family]}
     tree["model"] |= {"guidance_scale": 3.0, "device": "cpu"}
     tree["rewards"] = {"smooth_rewards:brightness": {"weight": 1.0}}
-    tree["rollout"] |= {"prompts_per_iteration": 2, "fragment_size": 2}
+    tree["rollout"] |= {"prompts_per_iteration": 3, "fragment_size": 2, "batch_size": 12}
     tree["train"] |= {"pack_size": 3, "adam_eps": 1e-6}
     return RunConfig.model_validate({**tree, "num_iterations": 2, **CHANGES[family], **changes})
 

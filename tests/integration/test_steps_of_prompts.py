@@ -52,6 +52,7 @@ JOBS = {
 @pytest.mark.parametrize("job", JOBS)
 def test_weights_equal_the_serial_reference(job, tree, tmp_path):
     changes = {"rollout.prompts_per_iteration": 3, "rollout.fragment_size": 2, "train.pack_size": 3}
+    changes["rollout.batch_size"] = 5
     changes |= {"train.adam_eps": 1e-6, "num_iterations": 2, **JOBS[job]}
     config = RunConfig.model_validate(merged(with_own_steps(tree), changes))
     weights, metrics = train_in_process(config, tmp_path)

@@ -47,6 +47,7 @@ def workloads(draw: st.DrawFn, several_updates: bool = False) -> Workload:
         num_groups=num_groups,
         group_size=group_size,
         fragment_size=draw(st.sampled_from([1, 2, 6])),
+        batch_size=draw(st.sampled_from([1, 4, 12])),
         pack_size=draw(st.integers(1, 9)),
         samples_per_pack=draw(st.integers(1, 4)),
         trained_per_group=trained,

@@ -24,6 +24,7 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS, Condition
 from digen_core.models.trainable import initial_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
@@ -307,7 +308,8 @@ def _samples(case: Case, config: RunConfig) -> Samples:
 
 def _denoised(policy: Any, config: RunConfig, rows: range) -> tuple[Tensor, Tensor]:
     """Return the last latents of samples and the log-probs [steps, samples] of the steps."""
-    condition = _condition(policy, 1, torch.Generator().manual_seed(2))
+    own = Rows.of((0, 0), rows)
+    condition = own.conditions({(0, 0): _condition(policy, 1, torch.Generator().manual_seed(2))})
     x = initial_latent(policy, seed=3, group=(0, 0), samples=rows)
     done = list(
         denoise(
@@ -319,8 +321,7 @@ def _denoised(policy: Any, config: RunConfig, rows: range) -> tuple[Tensor, Tens
             noisy_steps=(1, 2),
             config=config.rollout,
             seed=3,
-            group=(0, 0),
-            samples=rows,
+            rows=own,
         )
     )
     logprobs = [step.logprob for step in done if step.logprob is not None]

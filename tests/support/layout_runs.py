@@ -36,7 +36,7 @@ JOB = {
 NOT_SERIAL: dict[str, Any] = {
     **dict.fromkeys(("evaluation", "cluster", "schedule", "tracking"), True),
     "prompts": {"train", "evaluation"},
-    "rollout": {"fragment_size", "steps_per_task"},
+    "rollout": {"fragment_size", "batch_size", "steps_per_task"},
     "train": {"pack_size"},
 }
 """Keys of a config that the serial loop does not read, or that only name this test's folder."""
@@ -94,17 +94,17 @@ class Case:
 
 
 class DisturbedController(Controller):
-    """Pauses fragments at random, or has something done when an event has come."""
+    """Pauses batches at random, or has something done when an event has come."""
 
     pause_odds = 0.0
     begins_with_two = False  # with the first iterations offered at once, whatever opens slowly
     after_event: Callable[[p.Event], None] = staticmethod(lambda event: None)
-    num_paused = 0  # fragments that stopped before their last step, of the last controller made
+    num_paused = 0  # batches that stopped before their last step, of the last controller made
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._random = Random(0)
-        self._running: dict[p.Fragment, str] = {}
+        self._running: dict[p.Batch, str] = {}
         self._held: list[p.Event] = []
         type(self).num_paused = 0
 
@@ -112,18 +112,18 @@ class DisturbedController(Controller):
         if self.begins_with_two and isinstance(event, p.IterationOffered) and event.iteration == 0:
             self._held.append(event)
             return []
-        if isinstance(event, p.FragmentGenerated | p.FragmentPaused):
-            del self._running[event.fragment]
-            type(self).num_paused += isinstance(event, p.FragmentPaused)
+        if isinstance(event, p.BatchGenerated | p.BatchPaused):
+            del self._running[event.batch]
+            type(self).num_paused += isinstance(event, p.BatchPaused)
         if isinstance(event, p.DevicesLost):
             gone = event.devices
-            self._running = {f: name for f, name in self._running.items() if name not in gone}
+            self._running = {own: name for own, name in self._running.items() if name not in gone}
         instructions = []
         for each in [*self._held, event]:
             instructions += super().handle(each)
         self._held = []
         begun = [do for do in instructions if isinstance(do, p.Generate)]
-        self._running.update({do.fragment: do.device for do in begun})
+        self._running.update({do.batch: do.device for do in begun})
         if self._running and self._random.random() < self.pause_odds:
             instructions += [p.Pause(*running) for running in self._running.items()]
         self.after_event(event)

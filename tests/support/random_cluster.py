@@ -132,10 +132,10 @@ class RandomCluster:
         self.trained: dict[tuple[int, int], list[Pair]] = {}  # by iteration and update
         self.reduced = 0  # the update whose gradient is whole
         self.made_in: dict[int, int] = {}  # version -> iteration
-        self.pausing: set[p.Fragment] = set()
+        self.pausing: set[p.Batch] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
-        self.num_successors = self.num_steps = 0
+        self.num_successors = self.num_steps = self.num_together = 0
         self.fits, self.holder_odds = 10**9, 0.0
 
     def run(
@@ -199,7 +199,7 @@ class RandomCluster:
         told = [do for do in first if isinstance(do, p.Generate)]
         if odds and told and self.random.random() < odds:
             do = self.random.choice(told)
-            self.tell(p.FragmentLate(do.fragment, self.random.choice([1.5, 4.0])))
+            self.tell(p.BatchLate(do.batch, self.random.choice([1.5, 4.0])))
 
     def _offer(self, index: int) -> p.IterationOffered:
         costs: tuple[float, ...] = ()
@@ -355,8 +355,8 @@ class RandomCluster:
                     assert index == len(self.finished), "iterations finish in order"
                     assert updated == bool(self.updates_of(index))
                     self.finished.append(do)
-                case p.Pause(fragment):
-                    self.pausing.add(fragment)
+                case p.Pause(batch):
+                    self.pausing.add(batch)
                 case p.Release(device):
                     self._release(device)
                 case p.Generate() | p.Train() | p.Switch() | p.Step():
@@ -373,21 +373,11 @@ class RandomCluster:
         assert do.device in self.devices, "work for a device that is not there"
         self._check_state(do)
         match do:
-            case p.Generate(fragment, first, end, version, device):
-                offer = self.offers[fragment.iteration]
-                assert end == fragment.num_steps == self._steps_of(offer, fragment.group)
-                if offer.mixing.cuts and fragment.num_samples > 1:
-                    dear = max(1.0, self._dearness_of(offer, fragment))
-                    assert dear * fragment.num_samples <= self.workload.fragment_size * 1.01
-                assert first == self.next_step.get(fragment, 0) or self.num_lost
-                assert version in self.held[device], "a version that the device does not hold"
-                assert fragment not in self.screened, "a candidate is generated for nothing"
-                group = (fragment.iteration, fragment.group)
-                assert self.version_of.setdefault(group, version) == version, "versions mixed"
-                ahead = (fragment.iteration - len(self.finished)) * self.workload.num_updates
-                staleness = self.version + ahead - version
-                most = (self.schedule.max_staleness + 2) * self.workload.num_updates - 1
-                assert staleness <= most
+            case p.Generate(batch):
+                self.num_together = max(self.num_together, len(batch.fragments))
+                assert len(batch.fragments) <= self.workload.fragments_per_batch
+                for fragment in batch.fragments:
+                    self._check_fragment(fragment, do)
             case p.Train(pack, version, device):
                 assert version == self.version
                 assert version in self.held[device]
@@ -403,6 +393,22 @@ class RandomCluster:
                 self._check_crossing(do)
             case p.Reduce(_, devices):
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
+
+    def _check_fragment(self, fragment: p.Fragment, do: p.Generate) -> None:
+        """A fragment goes on where it was, on the version of its group, which is not too old."""
+        offer, version = self.offers[fragment.iteration], do.version
+        assert do.end_step == fragment.num_steps == self._steps_of(offer, fragment.group)
+        if offer.mixing.cuts and fragment.num_samples > 1:
+            dear = max(1.0, self._dearness_of(offer, fragment))
+            assert dear * fragment.num_samples <= self.workload.fragment_size * 1.01
+        assert do.first_step == self.next_step.get(fragment, 0) or self.num_lost
+        assert version in self.held[do.device], "a version that the device does not hold"
+        assert fragment not in self.screened, "a candidate is generated for nothing"
+        group = (fragment.iteration, fragment.group)
+        assert self.version_of.setdefault(group, version) == version, "versions mixed"
+        ahead = (fragment.iteration - len(self.finished)) * self.workload.num_updates
+        most = (self.schedule.max_staleness + 2) * self.workload.num_updates - 1
+        assert self.version + ahead - version <= most
 
     def _steps_of(self, offer: p.IterationOffered, group: int) -> int:
         steps = offer.group_steps[group] if offer.group_steps else self.workload.num_steps
@@ -456,19 +462,20 @@ class RandomCluster:
 
     def _event_of(self, do: p.Instruction, pause_odds: float) -> p.Event:  # noqa: C901 - a table
         match do:
-            case p.Generate(fragment, first, end, _, device):
-                asked = fragment in self.pausing or self.random.random() < pause_odds
-                self.pausing.discard(fragment)
+            case p.Generate(batch, first, end, _, device):
+                asked = batch in self.pausing or self.random.random() < pause_odds
+                self.pausing.discard(batch)
                 last = self.random.randint(first + 1, end) if asked else end
-                for step in range(first, last):
-                    self.steps_done[fragment, step] += 1
-                    assert self.steps_done[fragment, step] == 1 or self.num_lost, "step twice"
-                self.on[fragment].add(device)
-                self.next_step[fragment] = last
+                for fragment in batch.fragments:
+                    for step in range(first, last):
+                        self.steps_done[fragment, step] += 1
+                        assert self.steps_done[fragment, step] == 1 or self.num_lost, "step twice"
+                    self.on[fragment].add(device)
+                    self.next_step[fragment] = last
                 if last < end:
                     self.num_pauses += 1
-                    return p.FragmentPaused(fragment, last)
-                return p.FragmentGenerated(fragment)
+                    return p.BatchPaused(batch, last)
+                return p.BatchGenerated(batch)
             case p.Score(fragment):
                 if self.workload.screens(fragment.group):
                     self.screened.add(fragment)

@@ -16,7 +16,7 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 
 from tasks.body import body
-from tasks.receipts import Denoised, Ran, attach
+from tasks.receipts import Denoised, Ran, Sampled, attach
 from tasks.runner.running import SECONDS
 
 
@@ -132,7 +132,7 @@ def exists(path: Path) -> bool:
 @body("report", Denoised)
 def report(run_id: str, label: str, x: int) -> tuple[int, Denoised]:
     attach(Ran("here", 1.0, 2.0, num_bytes=x))
-    return x, Denoised(x, {0: [0.5, x / 2]}, seconds_per_step=0.25)
+    return x, Denoised(x, 0.25, [Sampled({0: [0.5, x / 2]})])
 
 
 class Big:

@@ -11,12 +11,11 @@ from digen_core.records import SHOWN_SAMPLES
 from digen_core.rewards.scoring import RewardError
 from digen_core.transport.kept_inputs import read_inputs
 from support.edits import source
-from support.in_process import call
+from support.in_process import call, denoise_alone, score
 from support.runs import merged, tree_of
-from tasks.decoding import decode_and_score
 from tasks.measure import measured_together
 from tasks.reproduction import reproduce
-from tasks.rollout import denoise_steps, encode
+from tasks.rollout import encode
 from tasks.score import make_up_latents, score_group
 from tasks.versions import publish, push_weights, start_state
 from tasks.worker import engine as engine_module
@@ -44,22 +43,20 @@ class Device:
         self.conditions, _ = call(encode, prompts=[SizedPrompt(Prompt(PROMPT), config.model.size)])
 
     def segment(self, group=0, index=0, first=0, count=SIZE):
-        segment, _ = call(
-            denoise_steps,
-            fragment=Fragment(0, group, index, first, count, num_steps=3),
+        segment, _ = denoise_alone(
+            Fragment(0, group, index, first, count, num_steps=3),
+            PROMPT,
+            (0, 1),
             steps=range(3),
-            noisy_steps=(0, 1),
             version=0,
             conditions=self.conditions,
-            key=PROMPT,
             previous=None,
             run_dir=self.folder,
         )
         return segment
 
     def score(self, segment, prompt=None):
-        asked = {"prompt": prompt or Prompt(PROMPT), "run_dir": self.folder}
-        return call(decode_and_score, segment=segment, **asked)
+        return score(segment, prompt=prompt or Prompt(PROMPT), run_dir=self.folder)
 
 
 @pytest.fixture

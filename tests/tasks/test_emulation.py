@@ -262,6 +262,27 @@ def test_what_crosses_a_link_takes_what_a_simulation_says(
 
 @pytest.mark.slow
 @pytest.mark.layouts
+@pytest.mark.parametrize("choice", [Choice("disaggregated", 3), Choice("tag", 2, 2)], ids=str)
+def test_batches_take_what_a_simulation_says(choice, scenario, tmp_path, prefect_backend):
+    """Of two fragments: what is fixed of a step, half of one here, comes once for both."""
+    from deployments.bench.layouts import row_of, run_emulated
+
+    scenario = scenario.model_copy(update={"batch_size": 2, "d0": 0.2, "prompts": 8})
+    config = emulated_config(
+        scenario.scaled(2.0), choice, tmp_path, num_iterations=2, steps_per_task=1
+    )
+    records, schedule = run_emulated(config)
+    work = [span for span in spans_of(records) if span.kind == "denoise"]
+    assert {span.num_items for span in work} >= {2}
+    done = [(s.iteration, s.first_step, *own) for s in work for own in s.fragments]
+    assert len(done) == len(set(done)) == 2 * 3 * 8 * 2, "each step of each fragment once"
+    row = row_of(scenario, choice, schedule, records, time_scale=2.0, seed=0)
+    seconds = row.seconds * (1 - row.idle["orchestration"])
+    assert seconds == pytest.approx(row.predicted, rel=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.layouts
 def test_what_is_late_goes_on_elsewhere(scenario, tmp_path, prefect_backend):
     """Of three devices that generate one takes eight times as long as anybody knows."""
     from deployments.bench.layouts import row_of, run_emulated

@@ -11,12 +11,11 @@ from digen_core.data.prompts import Prompt, SizedPrompt
 from digen_core.errors import UserError
 from digen_core.rewards.scoring import RewardError
 from digen_core.transport.kept_inputs import MOST_KEPT, keep_input, read_inputs
-from support.in_process import call
+from support.in_process import call, denoise_alone, score
 from support.packs import make_packs
 from support.runs import merged, tree_of
-from tasks.decoding import decode_and_score
 from tasks.reproduction import reproduce
-from tasks.rollout import denoise_steps, encode
+from tasks.rollout import encode
 from tasks.train import reduce, train_pack
 from tasks.versions import publish, push_weights, start_state, step
 from tasks.worker import engine as engine_module
@@ -51,21 +50,19 @@ class Device:
         self.conditions, _ = call(encode, prompts=[SizedPrompt(Prompt(PROMPT), config.model.size)])
 
     def denoise(self, steps=range(STEPS), previous=None, noisy_steps=(0, 1)):
-        return call(
-            denoise_steps,
-            fragment=FRAGMENT,
+        return denoise_alone(
+            FRAGMENT,
+            PROMPT,
+            noisy_steps,
             steps=steps,
-            noisy_steps=noisy_steps,
             version=0,
             conditions=self.conditions,
-            key=PROMPT,
             previous=previous,
             run_dir=self.folder,
         )
 
     def score(self, segment):
-        asked = {"prompt": Prompt(PROMPT), "run_dir": self.folder}
-        return call(decode_and_score, segment=segment, **asked)
+        return score(segment, prompt=Prompt(PROMPT), run_dir=self.folder)
 
     def train(self, segment, advantages):
         (pack,) = make_packs([FRAGMENT], (0, 1), iteration=FRAGMENT.iteration, pack_size=8)
@@ -73,7 +70,7 @@ class Device:
             train_pack,
             pack=pack,
             version=0,
-            segments=[segment],
+            segments=[(segment,)],
             conditions=[self.conditions],
             keys={0: PROMPT},
             advantages={0: np.array(advantages)},
@@ -141,11 +138,11 @@ def test_a_sample_whose_group_is_dropped_goes_on_with_zeros(config_of, tmp_path)
     sound, _ = device.denoise()
     first, _ = device.denoise(range(1))
     segment, facts = device.denoise(range(1, 3), with_nan(first, 2))
-    assert facts.nonfinite.keys() == {2}
+    assert facts.sampled[0].nonfinite.keys() == {2}
     assert np.isfinite(segment.latents[1:]).all()
     others = [0, 1, 3]
     np.testing.assert_array_equal(segment.latents[1:, others], sound.latents[2:, others])
-    assert facts.logprobs[1][2] == 0
+    assert facts.sampled[0].logprobs[1][2] == 0
     np.testing.assert_array_equal(segment.logprobs[1][others], sound.logprobs[1][others])
     _, scored = device.score(segment)
     assert not scored.nonfinite

@@ -32,7 +32,10 @@ EXAMPLES = (
     receipts.MeasuredCosts(Measured(step=Linear(fixed=0.5, per_item=0.25), pack=Linear())),
     receipts.ProbedRewards(["aesthetic: took 3 s"]),
     receipts.Denoised(
-        4, {0: [-0.5, -0.25], 7: [-1.0, -2.0]}, 0.125, {7: [0.5, 0.25]}, 1, {3: "KL"}
+        4,
+        0.125,
+        [receipts.Sampled({0: [-0.5, -0.25], 7: [-1.0, -2.0]}, {7: [0.5, 0.25]}, {3: "KL"})],
+        1,
     ),
     receipts.Scored({"reward": [1.0, 0.0]}, ["ocr: no answer"], [b"\xff\xd8\xff"], {1: "pixels"}),
     receipts.Trained(too_large=True),

@@ -13,7 +13,7 @@ from digen_core.transport.trajectories import read_segments
 from support.given import NUM_SAMPLES, write_samples
 from support.in_process import call
 from support.runs import merged, tree_of
-from tasks import measure, samples
+from tasks import denoising, measure
 from tasks.rollout import encode
 from tasks.samples import encode_samples
 from tasks.versions import publish, push_weights, start_state
@@ -39,16 +39,17 @@ def device(tiny_flux, tmp_path, monkeypatch):
         prompt = SizedPrompt(train_prompts(config)[0], config.model.size)
 
         def run(first=0, count=NUM_SAMPLES):
-            return call(
+            (segment,), facts = call(
                 encode_samples,
                 fragment=Fragment(0, 0, 0, first, count, num_steps=STEPS),
                 steps=range(STEPS),
                 version=0,
-                conditions=call(encode, prompts=[prompt.shown])[0],
+                conditions=[call(encode, prompts=[prompt.shown])[0]],
                 key=prompt.key,
                 images=prompt.prompt.samples[first : first + count],
                 run_dir=tmp_path,
             )
+            return segment, facts.sampled[0], facts
 
         return engine, prompt.prompt, run
 
@@ -57,7 +58,7 @@ def device(tiny_flux, tmp_path, monkeypatch):
 
 def test_a_segment_holds_the_clean_latents_of_the_images(device):
     engine, prompt, run = device(algorithm=NFT)
-    segment, facts = run()
+    segment, facts, _ = run()
     clean = engine.policy.encode_samples(prompt.samples).numpy()
     np.testing.assert_array_equal(segment.x, clean)
     np.testing.assert_array_equal(segment.before(STEPS - 1), clean)
@@ -65,21 +66,21 @@ def test_a_segment_holds_the_clean_latents_of_the_images(device):
     assert not segment.covers(STEPS - 2)
     assert (segment.logprobs, facts.logprobs, facts.step_values) == ({}, {}, {})
     assert (segment.sigmas[0], segment.sigmas[-1], len(segment.sigmas)) == (1.0, 0.0, STEPS + 1)
-    part, _ = run(1, 2)
+    part, *_ = run(1, 2)
     np.testing.assert_array_equal(part.x, clean[1:3])
 
 
 def test_margins_are_asked_where_the_algorithm_needs_them(device):
     """Of the version that a group is given: of the base model itself they are 0."""
     _, _, run = device(algorithm=DGPO)
-    _, facts = run()
+    _, facts, _ = run()
     assert len(facts.step_values) == 2
     assert all(own == [0.0] * NUM_SAMPLES for own in facts.step_values.values())
 
 
 def test_trajectories_that_are_kept_hold_what_training_needs(device, tmp_path):
     _, _, run = device(algorithm=NFT, **{"tracking.keep_trajectories": 1})
-    segment, _ = run()
+    segment, *_ = run()
     (kept,) = read_segments(tmp_path, 0)
     np.testing.assert_array_equal(kept.x, segment.x)
     assert kept.covers(STEPS - 1)
@@ -101,7 +102,7 @@ def test_an_image_that_becomes_nan_ends_the_run_or_drops_its_group(algorithm, de
         run()
     numerics = engine.config.numerics.model_copy(update={"samples": "drop"})
     monkeypatch.setattr(engine, "config", engine.config.model_copy(update={"numerics": numerics}))
-    segment, facts = run()
+    segment, facts, _ = run()
     assert facts.nonfinite == {2: "latent of the image"}
     assert not segment.x[2].any()
     assert segment.x[1].any()
@@ -109,19 +110,20 @@ def test_an_image_that_becomes_nan_ends_the_run_or_drops_its_group(algorithm, de
 
 def test_margins_that_do_not_fit_are_taken_of_fewer_samples(device, monkeypatch):
     _, _, run = device(algorithm=DGPO)
-    taken, with_answers = [], samples.with_answers
+    taken, with_answers = [], denoising.with_answers
 
     def of_two_at_most(last, *arguments, **settings):
-        taken.append(settings["samples"])
-        if len(settings["samples"]) > 2:
+        (part,) = settings["rows"].parts
+        taken.append(part.samples)
+        if len(part) > 2:
             raise torch.OutOfMemoryError("there is no more")
         return with_answers(last, *arguments, **settings)
 
-    monkeypatch.setattr(samples, "with_answers", of_two_at_most)
-    _, facts = run()
+    monkeypatch.setattr(denoising, "with_answers", of_two_at_most)
+    _, sampled, facts = run()
     assert taken == [range(4), range(2), range(2, 4)]
     assert facts.num_parts == 2
-    assert [len(own) for own in facts.step_values.values()] == [NUM_SAMPLES] * 2
+    assert [len(own) for own in sampled.step_values.values()] == [NUM_SAMPLES] * 2
 
 
 def test_an_image_that_does_not_fit_is_told(device, monkeypatch):

@@ -122,8 +122,9 @@ def _candidates(
         UserError: the recipe does not fit; the message says what would.
     """
     if not any(group.capacity for group in cluster.devices):
+        rollout, packs = config.rollout, config.train.pack_size
         room = Fit(
-            cluster, config.rollout.group_size, config.train.pack_size, helps=True, assists=True
+            cluster, rollout.group_size, rollout.batch_size or 1, packs, helps=True, assists=True
         )
         return [Candidate(config, cluster, room)]
     from deployments.views.memory import needs_of  # torch and diffusers, as above
@@ -198,7 +199,13 @@ def _in_gangs(
 
 def _fitting(config: RunConfig, cluster: Cluster, memory_in: MemoryIn) -> Fit:
     memories = {size: memory_in(size) for size in {group.members for group in cluster.devices}}
-    return fit(cluster, memories, config.rollout.group_size, config.train.pack_size)
+    return fit(
+        cluster,
+        memories,
+        config.rollout.group_size,
+        config.train.pack_size,
+        config.rollout.batch_size or 1,
+    )
 
 
 def _advice(config: RunConfig, cluster: Cluster) -> str:

@@ -3,7 +3,7 @@
 from copy import copy
 from dataclasses import dataclass, field
 
-from digen_core.control.protocol import Device, Fragment, Generate, Pack, Role, Switch, Train
+from digen_core.control.protocol import Batch, Device, Generate, Pack, Role, Switch, Train
 
 Work = Generate | Train | Switch
 
@@ -31,10 +31,10 @@ class DeviceState:
     largest_pack: float | None = None
     #: Predicted, on the fleet's clock of training.
     trains_until: float = 0.0
-    #: Told to pause the fragment that it generates: there is one.
+    #: Told to pause the batch that it generates: there is one.
     pausing: bool = False
-    #: The last fragment that was late here, until another one is not; and by how many times.
-    late: Fragment | None = None
+    #: The last batch that was late here, until another one is not; and by how many times.
+    late: Batch | None = None
     pace: float = 1.0
     may_generate: bool = False
     may_train: bool = False

@@ -77,7 +77,7 @@ class Fleet(Register):
     def late(self) -> list[DeviceState]:
         """Return the devices that generate what is late, or pause it, in the order they came."""
         states = (self._states[name] for name in self._index.late)
-        late = (own for own in states if own.generating and own.generating.fragment == own.late)
+        late = (own for own in states if own.generating and own.generating.batch == own.late)
         return sorted(late, key=lambda state: state.number)
 
     def num_idle(self, version: int, than: DeviceState) -> int:
@@ -167,16 +167,18 @@ class Fleet(Register):
         """Return the fewest pairs that are worth a device's pack while more will come."""
         return self._rates.smallest_pack(state.device.kind, most)
 
-    def generation_speed(self, *, of_home: bool = False) -> float:
+    def generation_speed(self, *, of_home: bool = False, of_free: bool = False) -> float:
         """Return of how many samples the devices that generate do a denoising step per second.
 
         Args:
             of_home: of those whose first role that is, whatever they do now.
+            of_free: of those that have nothing to do.
         """
         return sum(
             num * self._generation(traits)
             for traits, num in self._index.staying()
             if (traits.home if of_home else traits.mode) == "rollout"
+            and not (of_free and traits.num_queued)
         )
 
     def under_way(self, iteration: int) -> float:

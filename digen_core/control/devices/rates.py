@@ -23,10 +23,10 @@ class Rates:
         return kinds.get(kind) or next(iter(kinds.values()), UNKNOWN)
 
     def generation(self, kind: str) -> float:
-        """Return of how many samples a device does a denoising step per second, in fragments."""
+        """Return of how many samples a device does a denoising step per second, in batches."""
         rate = self._generation.get(kind)
         if rate is None:
-            size = self._workload.fragment_size
+            size = self._workload.fragment_size * self._workload.fragments_per_batch
             rate = self._generation[kind] = size / max(self.costs_of(kind).step(size), 1e-12)
         return rate
 

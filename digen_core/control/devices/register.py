@@ -6,7 +6,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.devices.device_index import DeviceIndex, Entry, Traits
 from digen_core.control.devices.device_state import DeviceState, Work
 from digen_core.control.devices.rates import Rates
-from digen_core.control.protocol import Device, Fragment, Pack, Role
+from digen_core.control.protocol import Batch, Device, Pack, Role
 from digen_core.control.schedule import Workload
 
 
@@ -70,7 +70,7 @@ class Register:
             training = state.trains_until, self.training_rate(state)
         if do := state.generating:
             half = (do.end_step - do.first_step) // 2
-            under_way = do.fragment.iteration, half * do.fragment.load
+            under_way = do.batch.iteration, half * do.batch.load
         traits = Traits(
             state.device.kind,
             state.home,
@@ -105,9 +105,9 @@ class Register:
         state.queue.remove(do)
         self.file(state)
 
-    def be_late(self, state: DeviceState, fragment: Fragment | None, pace: float) -> None:
-        """Note how many times as long a device takes as predicted, and for which fragment."""
-        state.late, state.pace = fragment, pace
+    def be_late(self, state: DeviceState, batch: Batch | None, pace: float) -> None:
+        """Note how many times as long a device takes as predicted, and for which batch."""
+        state.late, state.pace = batch, pace
         self.file(state)
 
     def leave(self, state: DeviceState) -> list[Pack]:

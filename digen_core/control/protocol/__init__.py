@@ -6,14 +6,14 @@ property tests speak only these.
 
 from digen_core.control.protocol.events import (
     AdvantagesComputed,
+    BatchGenerated,
+    BatchLate,
+    BatchPaused,
     CostsUpdated,
     DeviceJoined,
     DeviceLeaving,
     DevicesLost,
     Event,
-    FragmentGenerated,
-    FragmentLate,
-    FragmentPaused,
     FragmentScored,
     GradientReduced,
     GroupsReplaced,
@@ -43,10 +43,22 @@ from digen_core.control.protocol.instructions import (
     Switch,
     Train,
 )
-from digen_core.control.protocol.parts import Device, Fragment, Pack, PairBlock, Role, followers_of
+from digen_core.control.protocol.parts import (
+    Batch,
+    Device,
+    Fragment,
+    Pack,
+    PairBlock,
+    Role,
+    followers_of,
+)
 
 __all__ = [
     "AdvantagesComputed",
+    "Batch",
+    "BatchGenerated",
+    "BatchLate",
+    "BatchPaused",
     "ComputeAdvantages",
     "CopyState",
     "CostsUpdated",
@@ -57,9 +69,6 @@ __all__ = [
     "Event",
     "FinishIteration",
     "Fragment",
-    "FragmentGenerated",
-    "FragmentLate",
-    "FragmentPaused",
     "FragmentScored",
     "Generate",
     "GradientReduced",

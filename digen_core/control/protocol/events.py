@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digen_core.control.costs import Costs
-from digen_core.control.protocol.parts import Device, Fragment, Pack, Role
+from digen_core.control.protocol.parts import Batch, Device, Fragment, Pack, Role
 from digen_core.control.schedule import UNMIXED, WHOLE, Deal, Mixing, OwnSteps, StaleGroups
 
 
@@ -82,26 +82,26 @@ class IterationOffered:
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentPaused:
-    """A fragment stopped at a step boundary: ``next_step`` is the first one that is not done."""
+class BatchPaused:
+    """A batch stopped at a step boundary: ``next_step`` is the first one that is not done."""
 
-    fragment: Fragment
+    batch: Batch
     next_step: int
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentLate:
-    """A fragment's steps take longer than was predicted, by ``LATE`` or more, and some are left."""
+class BatchLate:
+    """A batch's steps take longer than was predicted, by ``LATE`` or more, and some are left."""
 
-    fragment: Fragment
+    batch: Batch
     pace: float  # times as long
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentGenerated:
-    """All denoising steps of a fragment are done."""
+class BatchGenerated:
+    """All denoising steps of a batch are done."""
 
-    fragment: Fragment
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,9 @@ Event = (
     | PushFailed
     | Switched
     | IterationOffered
-    | FragmentPaused
-    | FragmentLate
-    | FragmentGenerated
+    | BatchPaused
+    | BatchLate
+    | BatchGenerated
     | FragmentScored
     | AdvantagesComputed
     | GroupsReplaced

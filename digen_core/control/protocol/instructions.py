@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from digen_core.control.protocol.parts import Fragment, Pack, Role
+from digen_core.control.protocol.parts import Batch, Fragment, Pack, Role
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Run denoising steps [first_step, end_step) of a fragment with one policy version."""
+    """Run denoising steps [first_step, end_step) of a batch with one policy version."""
 
-    fragment: Fragment
+    batch: Batch
     first_step: int
     end_step: int
     version: int
@@ -20,12 +20,12 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop a fragment at the next step boundary.
+    """Stop a batch at the next step boundary.
 
-    It answers with FragmentPaused, or with FragmentGenerated if its last step had begun.
+    It answers with BatchPaused, or with BatchGenerated if its last step had begun.
     """
 
-    fragment: Fragment
+    batch: Batch
     device: str
 
 

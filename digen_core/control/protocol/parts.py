@@ -33,7 +33,7 @@ def followers_of(leader: str, size: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fragment:
-    """Samples of one group that are denoised together in one batch."""
+    """Samples of one group that are denoised together, and scored together."""
 
     iteration: int
     group: int
@@ -52,6 +52,44 @@ class Fragment:
     def load(self) -> float:
         """Samples of the mean size that take as long at a step."""
         return self.cost * self.num_samples
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Batch:
+    """Fragments of an iteration that are denoised together: of one cost and number of steps."""
+
+    fragments: tuple[Fragment, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its first fragment, and how many others there are: "g03 f1 +2"."""
+        first, *others = self.fragments
+        return f"g{first.group:02d} f{first.index}" + (f" +{len(others)}" if others else "")
+
+    @property
+    def iteration(self) -> int:
+        """Of its fragments."""
+        return self.fragments[0].iteration
+
+    @property
+    def num_steps(self) -> int:
+        """Of their trajectories."""
+        return self.fragments[0].num_steps
+
+    @property
+    def num_samples(self) -> int:
+        """Of all of them."""
+        return sum(fragment.num_samples for fragment in self.fragments)
+
+    @property
+    def cost(self) -> float:
+        """Of a sample, in those of the mean size."""
+        return self.fragments[0].cost
+
+    @property
+    def load(self) -> float:
+        """Samples of the mean size that take as long at a step."""
+        return sum(fragment.load for fragment in self.fragments)
 
 
 @dataclass(frozen=True, slots=True, order=True)

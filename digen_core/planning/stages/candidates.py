@@ -52,14 +52,20 @@ def _fitted(staged: Staged, memory_of: MemoryOf) -> Candidate | None:
     """Hold the leaders' stage against their memory: that of two samples tells those of more."""
     config = staged.config
     few = {
-        "rollout": config.rollout.model_copy(update={"fragment_size": 2}),
+        "rollout": config.rollout.model_copy(update={"fragment_size": 2, "batch_size": None}),
         "train": config.train.model_copy(update={"pack_size": 2}),
     }
     counted = config.model_copy(update=few)
     sizes = {group.members for group in staged.devices.devices}
     memories = {size: memory_of(counted, size) for size in sizes}
     try:
-        room = fit(staged.devices, memories, config.rollout.group_size, config.train.pack_size)
+        room = fit(
+            staged.devices,
+            memories,
+            config.rollout.group_size,
+            config.train.pack_size,
+            config.rollout.batch_size or 1,
+        )
     except ShortageError:
         return None
     return Candidate(config, staged.devices, room, staged.ranks, staged.left_out)

@@ -1,5 +1,6 @@
 """An iteration whose flow run is open, and what its tasks have made so far."""
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Ended, Round
 
 Futures = list[PrefectFuture[Any]]
+
+
+def once(futures: Iterable[PrefectFuture[Any]]) -> Futures:
+    """Return futures in their order, each once."""
+    return list({future.task_run_id: future for future in futures}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class OpenIteration:
     turn: Event = field(default_factory=Event)  # the devices are its own
     notified: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
+    #: Of each fragment, what made some of its steps, and perhaps of others that were beside it.
     segments: dict[Fragment, list[tuple[range, PrefectFuture[Any]]]] = field(default_factory=dict)
     #: By group of samples, the candidates that they stand for.
     chosen: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -76,13 +83,12 @@ class OpenIteration:
 
         Or the last ones of their trajectories, which hold the clean latents.
         """
-        found = {
-            future.task_run_id: future
+        return once(
+            future
             for block in blocks
             for steps, future in self.segments[block.fragment][-1 if only_last else 0 :]
             if only_last or block.step in steps
-        }
-        return list(found.values())
+        )
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the flow run: with the error if the iteration has begun, else as cancelled."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from digen_core.control.protocol import Fragment
+from digen_core.control.protocol import Batch, Fragment
 from digen_core.records import Picture, SampleRow
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import Advantages
@@ -51,14 +51,16 @@ class SampleRecorder:
         self._chosen: dict[int, tuple[int, ...]] = {}  # samples by group, if not all are trained
         self._screened: dict[int, Screened] = {}  # by group of samples
 
-    def add_logprobs(self, fragment: Fragment, receipt: Receipt[Denoised]) -> None:
-        """Note what a denoise task recorded."""
+    def add_sampled(self, batch: Batch, receipt: Receipt[Denoised]) -> None:
+        """Note what a denoise task recorded of a batch."""
         ran, facts = receipt.ran, receipt.facts
-        self._logprobs.setdefault(fragment, {}).update(facts.logprobs)
-        self._step_values.setdefault(fragment, {}).update(facts.step_values)
-        self._workers[fragment] = ran.device
-        self._versions[fragment] = facts.version
-        self._add_seconds("denoise", fragment, ran)
+        for fragment, sampled in zip(batch.fragments, facts.sampled, strict=True):
+            self._logprobs.setdefault(fragment, {}).update(sampled.logprobs)
+            self._step_values.setdefault(fragment, {}).update(sampled.step_values)
+            self._workers[fragment] = ran.device
+            self._versions[fragment] = facts.version
+            self._add_seconds("denoise", fragment, ran)
+            self.add_nonfinite(fragment, sampled.nonfinite)
         if not ran.compile_seconds:
             self._step_seconds.append(facts.seconds_per_step)
 
@@ -148,7 +150,7 @@ class SampleRecorder:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of one denoising step of a fragment; None if all were compiled in."""
+        """Median seconds of one denoising step of a batch; None if all were compiled in."""
         return median(self._step_seconds) if self._step_seconds else None
 
     @property

@@ -11,12 +11,13 @@ from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
+from support.batches import alone
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
 from support.random_cluster import NUM_STEPS, RandomCluster, make_costs, make_devices, make_workload
 
 FRAGMENT = p.Fragment(iteration=0, group=0, index=1, first_sample=0, num_samples=3)
 PACK = p.Pack(0, 0, (p.PairBlock(FRAGMENT, 1, 0, 3), p.PairBlock(FRAGMENT, 2, 0, 2)))
-GENERATED = p.Generate(FRAGMENT, 0, 4, 0, "rollout-0")
+GENERATED = p.Generate(alone(FRAGMENT), 0, 4, 0, "rollout-0")
 TRAINED = p.Train(PACK, 0, "trainer-0")
 
 
@@ -28,7 +29,10 @@ def told(*heard: p.Event | p.Instruction) -> Ledger:
 
 
 def test_work_that_was_cut_short_or_too_large_does_not_count():
-    paused, anew = p.FragmentPaused(FRAGMENT, 1), p.Generate(FRAGMENT, 1, 4, 0, "rollout-1")
+    paused, anew = (
+        p.BatchPaused(alone(FRAGMENT), 1),
+        p.Generate(alone(FRAGMENT), 1, 4, 0, "rollout-1"),
+    )
     (life,) = told(GENERATED, paused, anew, TRAINED, p.PackTooLarge(PACK), TRAINED).lives
     assert life.asked == {0: Work(sample_steps=12, pairs=5)}
 

@@ -141,6 +141,38 @@ def test_what_a_fragment_size_of_auto_comes_to(changes, size):
     assert workload_of(config).fragment_size == size
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "fragment_size", "fragments"),
+    [(None, 8, 1), (8, 8, 1), (15, 8, 1), (16, 8, 2), (24, 2, 12)],
+)
+def test_a_batch_is_of_whole_fragments(batch_size, fragment_size, fragments):
+    changes = {"rollout.batch_size": batch_size, "rollout.fragment_size": fragment_size}
+    config = load_config(ROOT / "deployments/configs/shapes.toml", changes)
+    assert config.batch_size == fragments * fragment_size
+    assert workload_of(config).fragments_per_batch == fragments
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout.batch_size": 4}, r"4, fewer samples than a fragment has \(8\); use more, or"),
+        (
+            {
+                "rollout.batch_size": 8,
+                "prompts.sample_columns": ["a", "b", "c", "d", "e", "f", "g", "h"],
+                "algorithm": {"type": "dpo"},
+            },
+            "names samples that are not denoised",
+        ),
+        ({"rollout.batch_size": 0}, "rollout.batch_size: must be greater"),
+    ],
+)
+def test_batches_that_hold_nothing_are_refused(changes, message):
+    sizes = {"rollout.fragment_size": 8, "rollout.group_size": 8}
+    with pytest.raises(ConfigError, match=message):
+        load_config(ROOT / "deployments/configs/shapes.toml", {**sizes, **changes})
+
+
 def test_config_show_says_what_auto_comes_to(capsys):
     assert run(["config", "show", "--model.family", "wan", "--model.path", "a/b"]) == 0
     out = capsys.readouterr().out

@@ -6,8 +6,9 @@ from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
 from digen_core.control.fragments import fragments_of
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Mixing, Schedule
+from digen_core.control.schedule import Mixing, Schedule, Screening
 from digen_core.control.state import ControllerError
+from support.batches import alone
 from support.random_cluster import (
     ROLLOUT,
     TRAINED,
@@ -28,7 +29,7 @@ def started(*arguments, **options) -> Controller:
 
 def scored(it, *fragments):
     for fragment in fragments:
-        it.handle(p.FragmentGenerated(fragment))
+        it.handle(p.BatchGenerated(alone(fragment)))
         instructions = it.handle(p.FragmentScored(fragment))
     return instructions
 
@@ -37,15 +38,15 @@ def test_an_iteration_with_a_barrier():
     it, workload = started(queue_depth=2), make_workload()
     (first, second), (third, fourth) = (fragments_of(workload, 0, group) for group in (0, 1))
     assert it.handle(p.IterationOffered(0, TRAINED)) == [
-        p.Generate(first, 0, 4, 0, "rollout-0"),
-        p.Generate(second, 0, 4, 0, "rollout-0"),
+        p.Generate(alone(first), 0, 4, 0, "rollout-0"),
+        p.Generate(alone(second), 0, 4, 0, "rollout-0"),
     ]
-    assert it.handle(p.FragmentGenerated(first)) == [
+    assert it.handle(p.BatchGenerated(alone(first))) == [
         p.Score(first, "rollout-0"),
-        p.Generate(third, 0, 4, 0, "rollout-0"),
+        p.Generate(alone(third), 0, 4, 0, "rollout-0"),
     ]
     assert it.handle(p.FragmentScored(first)) == []
-    assert it.handle(p.FragmentGenerated(second))[0] == p.Score(second, "rollout-0")
+    assert it.handle(p.BatchGenerated(alone(second)))[0] == p.Score(second, "rollout-0")
     assert it.handle(p.FragmentScored(second)) == []  # the barrier
     assert scored(it, third, fourth) == [p.ComputeAdvantages(0, (0, 1))]
     trains = it.handle(p.AdvantagesComputed(0, (0, 1), (1,)))  # group 1 carries no signal
@@ -73,11 +74,11 @@ def test_work_ahead_waits_for_devices_that_have_none():
     (first, second), (third, _) = (fragments_of(make_workload(), 0, group) for group in (0, 1))
     assert it.handle(p.IterationOffered(0, TRAINED)) == []
     assert it.handle(p.VersionLoaded("rollout-0", 0)) == [
-        p.Generate(first, 0, 4, 0, "rollout-0"),
+        p.Generate(alone(first), 0, 4, 0, "rollout-0"),
     ]
     assert it.handle(p.VersionLoaded("rollout-1", 0)) == [
-        p.Generate(second, 0, 4, 0, "rollout-1"),
-        p.Generate(third, 0, 4, 0, "rollout-0"),
+        p.Generate(alone(second), 0, 4, 0, "rollout-1"),
+        p.Generate(alone(third), 0, 4, 0, "rollout-0"),
     ]
 
 
@@ -128,21 +129,21 @@ def test_tag_helps_pauses_and_resumes_elsewhere():
     workload = make_workload(num_groups=3)
     offered = it.handle(p.IterationOffered(0, TRAINED))
     first, second = fragments_of(workload, 0, 0)
-    assert p.Generate(first, 0, 4, 0, "rollout-0") in offered
-    assert p.Generate(second, 0, 4, 0, "trainer-0") in offered  # it has no pairs yet
-    it.handle(p.FragmentGenerated(second))  # and takes the next one
+    assert p.Generate(alone(first), 0, 4, 0, "rollout-0") in offered
+    assert p.Generate(alone(second), 0, 4, 0, "trainer-0") in offered  # it has no pairs yet
+    it.handle(p.BatchGenerated(alone(second)))  # and takes the next one
     third, fourth = fragments_of(workload, 0, 1)
     it.handle(p.FragmentScored(second))
-    it.handle(p.FragmentGenerated(first))
+    it.handle(p.BatchGenerated(alone(first)))
     it.handle(p.FragmentScored(first))
     paused = it.handle(p.AdvantagesComputed(0, (0,)))
     # 3 fragments are left for the rollout device, 12 pairs and 12 to come for the trainer.
-    assert paused == [p.Pause(third, "trainer-0")]
-    (train,) = it.handle(p.FragmentPaused(third, 3))
+    assert paused == [p.Pause(alone(third), "trainer-0")]
+    (train,) = it.handle(p.BatchPaused(alone(third), 3))
     assert train.device == "trainer-0"
     assert isinstance(train, p.Train)
-    resumed = it.handle(p.FragmentGenerated(fourth))
-    assert p.Generate(third, 3, 4, 0, "rollout-0") in resumed  # no step is done twice
+    resumed = it.handle(p.BatchGenerated(alone(fourth)))
+    assert p.Generate(alone(third), 3, 4, 0, "rollout-0") in resumed  # no step is done twice
 
 
 def late_at_rollout_0(layout="disaggregated", **changes):
@@ -155,21 +156,27 @@ def late_at_rollout_0(layout="disaggregated", **changes):
 
 def test_what_is_late_goes_on_where_nothing_is_left_to_do():
     it, (first, second, third, fourth) = late_at_rollout_0()
-    assert it.handle(p.FragmentLate(first, 3.0)) == [], "a fragment waits for who is free"
-    assert p.Generate(fourth, 0, 4, 0, "rollout-1") in it.handle(p.FragmentGenerated(second))
-    assert p.Pause(first, "rollout-0") in it.handle(p.FragmentGenerated(third))
-    assert not any(isinstance(do, p.Pause) for do in it.handle(p.FragmentGenerated(fourth)))
-    assert it.handle(p.FragmentPaused(first, 2)) == [p.Generate(first, 2, 4, 0, "rollout-1")]
+    assert it.handle(p.BatchLate(alone(first), 3.0)) == [], "a fragment waits for who is free"
+    assert p.Generate(alone(fourth), 0, 4, 0, "rollout-1") in it.handle(
+        p.BatchGenerated(alone(second))
+    )
+    assert p.Pause(alone(first), "rollout-0") in it.handle(p.BatchGenerated(alone(third)))
+    assert not any(isinstance(do, p.Pause) for do in it.handle(p.BatchGenerated(alone(fourth))))
+    assert it.handle(p.BatchPaused(alone(first), 2)) == [
+        p.Generate(alone(first), 2, 4, 0, "rollout-1")
+    ]
 
 
 def test_it_stays_where_nobody_is_faster():
     it, (first, second, third, fourth) = late_at_rollout_0()
     for fragment in (first, second, third):
-        assert it.handle(p.FragmentLate(fragment, 2.0)) == []
-    it.handle(p.FragmentGenerated(second))  # which was late there: so is what comes next
-    it.handle(p.FragmentLate(fourth, 2.0))
-    assert not any(isinstance(do, p.Pause) for do in it.handle(p.FragmentGenerated(third)))
-    assert it.handle(p.FragmentLate(first, 2.5)) == [p.Pause(first, "rollout-0")], "now it is"
+        assert it.handle(p.BatchLate(alone(fragment), 2.0)) == []
+    it.handle(p.BatchGenerated(alone(second)))  # which was late there: so is what comes next
+    it.handle(p.BatchLate(alone(fourth), 2.0))
+    assert not any(isinstance(do, p.Pause) for do in it.handle(p.BatchGenerated(alone(third))))
+    assert it.handle(p.BatchLate(alone(first), 2.5)) == [p.Pause(alone(first), "rollout-0")], (
+        "now it is"
+    )
 
 
 def test_who_was_late_is_as_fast_as_before_when_another_fragment_is_not():
@@ -179,22 +186,22 @@ def test_who_was_late_is_as_fast_as_before_when_another_fragment_is_not():
     first, second, third, fourth, *_ = (f for g in range(3) for f in fragments_of(workload, 0, g))
     paces = []
     for event in (
-        p.FragmentLate(first, 3.0),
-        p.FragmentGenerated(first),
-        p.FragmentGenerated(second),
-        p.FragmentGenerated(third),
+        p.BatchLate(alone(first), 3.0),
+        p.BatchGenerated(alone(first)),
+        p.BatchGenerated(alone(second)),
+        p.BatchGenerated(alone(third)),
     ):
         it.handle(event)
         paces.append([own.pace for own in it.snapshot().fleet.devices])
-    assert it.snapshot().fleet.devices[0].queue[0].fragment != fourth, "the faster one is first"
+    assert it.snapshot().fleet.devices[0].queue[0].batch != alone(fourth), "the faster one is first"
     assert paces == [[3.0, 1.0, 1.0]] * 3 + [[1.0, 1.0, 1.0]]
 
 
 def test_only_what_is_under_way_can_be_late():
     it, (first, *_) = late_at_rollout_0()
-    it.handle(p.FragmentGenerated(first))
-    with pytest.raises(ControllerError, match="is late but not being generated"):
-        it.handle(p.FragmentLate(first, 2.0))
+    it.handle(p.BatchGenerated(alone(first)))
+    with pytest.raises(ControllerError, match="is not being generated"):
+        it.handle(p.BatchLate(alone(first), 2.0))
 
 
 def test_helpers_do_not_all_leave_a_long_generation_to_the_rollout_device():
@@ -214,10 +221,10 @@ def test_a_helper_is_told_to_pause_once():
     groups = [fragments_of(workload, 0, group) for group in range(3)]
     scored(it, *groups[0])
     ((third, fourth), (fifth, _)) = groups[1:]
-    assert it.handle(p.AdvantagesComputed(0, (0,))) == [p.Pause(fourth, "trainer-0")]
-    going_on = it.handle(p.FragmentGenerated(third))
-    assert going_on == [p.Score(third, "rollout-0"), p.Generate(fifth, 0, 4, 0, "rollout-0")]
-    assert isinstance(it.handle(p.FragmentPaused(fourth, 1))[0], p.Train)
+    assert it.handle(p.AdvantagesComputed(0, (0,))) == [p.Pause(alone(fourth), "trainer-0")]
+    going_on = it.handle(p.BatchGenerated(alone(third)))
+    assert going_on == [p.Score(third, "rollout-0"), p.Generate(alone(fifth), 0, 4, 0, "rollout-0")]
+    assert isinstance(it.handle(p.BatchPaused(alone(fourth), 1))[0], p.Train)
 
 
 @pytest.mark.parametrize(("switch", "helps"), [(0.0, True), (100.0, False)])
@@ -242,8 +249,8 @@ def test_turning_costs_a_switch_before_the_work():
     it = started("elastic", 1, 1, switch=0.3, workload=make_workload(num_groups=1, pack_size=2))
     it.handle(p.IterationOffered(0, TRAINED))
     first, second = fragments_of(make_workload(), 0, 0)
-    it.handle(p.FragmentGenerated(first))
-    turned = it.handle(p.FragmentGenerated(second))
+    it.handle(p.BatchGenerated(alone(first)))
+    turned = it.handle(p.BatchGenerated(alone(second)))
     assert p.Switch("rollout-0", "trainer") in turned
 
 
@@ -254,13 +261,13 @@ def test_tcss_begins_the_next_iteration_on_the_version_before():
     it.handle(p.IterationOffered(1, TRAINED))
     done = [fragment for group in (0, 1) for fragment in fragments_of(workload, 0, group)]
     scored(it, *done[:3])
-    early = it.handle(p.FragmentGenerated(done[3]))[-1]
-    assert early.fragment.iteration == 1
+    early = it.handle(p.BatchGenerated(alone(done[3])))[-1]
+    assert early.batch.iteration == 1
     assert early.version == 0  # generated on version 0, trained at version 1
     one, two = fragments_of(workload, 1, 0)
-    assert p.Generate(two, 0, 4, 0, "rollout-0") in it.handle(p.FragmentGenerated(one))
+    assert p.Generate(alone(two), 0, 4, 0, "rollout-0") in it.handle(p.BatchGenerated(alone(one)))
     # Half of the two groups may be stale: the second one waits for version 1.
-    assert it.handle(p.FragmentGenerated(two)) == [p.Score(two, "rollout-0")]
+    assert it.handle(p.BatchGenerated(alone(two))) == [p.Score(two, "rollout-0")]
 
 
 def test_a_slow_device_leaves_the_last_due_fragment_to_a_faster_one():
@@ -273,10 +280,16 @@ def test_a_slow_device_leaves_the_last_due_fragment_to_a_faster_one():
     it.handle(p.IterationOffered(0, TRAINED))
     it.handle(p.IterationOffered(1, TRAINED))
     (one, two), (three, four) = (fragments_of(workload, 0, group) for group in (0, 1))
-    assert it.handle(p.FragmentGenerated(one))[-1] == p.Generate(three, 0, 4, 0, "rollout-0")
+    assert it.handle(p.BatchGenerated(alone(one)))[-1] == p.Generate(
+        alone(three), 0, 4, 0, "rollout-0"
+    )
     # rollout-1 would end `four` after rollout-0 has ended half of `three`, and `four`.
-    assert it.handle(p.FragmentGenerated(two))[-1].fragment == fragments_of(workload, 1, 0)[0]
-    assert it.handle(p.FragmentGenerated(three))[-1] == p.Generate(four, 0, 4, 0, "rollout-0")
+    assert it.handle(p.BatchGenerated(alone(two)))[-1].batch == alone(
+        fragments_of(workload, 1, 0)[0]
+    )
+    assert it.handle(p.BatchGenerated(alone(three)))[-1] == p.Generate(
+        alone(four), 0, 4, 0, "rollout-0"
+    )
 
 
 def test_without_any_signal_the_iteration_ends_without_an_update():
@@ -293,8 +306,8 @@ def test_a_batch_wide_scale_waits_for_all_groups():
     it = started(workload=workload, queue_depth=2)
     it.handle(p.IterationOffered(0, TRAINED))
     ((one,), (two,)) = (fragments_of(workload, 0, group) for group in (0, 1))
-    it.handle(p.FragmentGenerated(one))
-    it.handle(p.FragmentGenerated(two))
+    it.handle(p.BatchGenerated(alone(one)))
+    it.handle(p.BatchGenerated(alone(two)))
     assert it.handle(p.FragmentScored(two)) == []
     assert it.handle(p.FragmentScored(one)) == [p.ComputeAdvantages(0, (0, 1))]
 
@@ -313,8 +326,8 @@ def test_groups_are_generated_in_the_order_that_is_offered(costs, order, expecte
     do = it.handle(p.IterationOffered(0, (0,), costs, Mixing(order)))
     found = []
     while do and isinstance(do[-1], p.Generate):
-        found.append(do[-1].fragment.group)
-        do = it.handle(p.FragmentGenerated(do[-1].fragment))
+        found.append(do[-1].batch.fragments[0].group)
+        do = it.handle(p.BatchGenerated(do[-1].batch))
     assert found == expected
 
 
@@ -352,9 +365,9 @@ def test_groups_are_ordered_by_cost_times_steps(order, costs, expected):
     it = started(workload=make_workload(num_groups=3, fragment_size=4))
     do, found = offered_with_steps(it, (4, 2, 3), [(0, 1), (0,), (2,)], costs, order=order), []
     while do and isinstance(do[-1], p.Generate):
-        found.append(do[-1].fragment.group)
+        found.append(do[-1].batch.fragments[0].group)
         assert do[-1].end_step == (4, 2, 3)[found[-1]]
-        do = it.handle(p.FragmentGenerated(do[-1].fragment))
+        do = it.handle(p.BatchGenerated(do[-1].batch))
     assert found == expected
 
 
@@ -369,9 +382,10 @@ def test_a_group_of_many_steps_is_cut_and_trained_by_its_own():
     assert iteration.num_trained_steps == 2
     done = []
     while isinstance(do, p.Generate):
-        done.append(do.fragment)
-        told = it.handle(p.FragmentGenerated(do.fragment))
-        told += it.handle(p.FragmentScored(do.fragment))
+        (fragment,) = do.batch.fragments
+        done.append(fragment)
+        told = it.handle(p.BatchGenerated(do.batch))
+        told += it.handle(p.FragmentScored(fragment))
         do = next((do for do in told if isinstance(do, p.Generate)), None)
     assert [(part.num_samples, part.num_steps) for part in done] == [(2, 6), (2, 6), (4, 2)]
     told = it.handle(p.AdvantagesComputed(0, (0, 1)))
@@ -388,9 +402,9 @@ def test_without_packs_samples_of_several_numbers_of_steps_are_trained_one_after
     workload = make_workload(group_size=4, fragment_size=4, samples_per_pack=1)
     it = started("colocated", 1, 0, workload=workload)
     (do,) = offered_with_steps(it, (4, 2), [(0, 2), (1,)])
-    told = it.handle(p.FragmentGenerated(do.fragment))
+    told = it.handle(p.BatchGenerated(do.batch))
     last = next(do for do in told if isinstance(do, p.Generate))
-    for do in it.handle(p.FragmentGenerated(last.fragment)):
+    for do in it.handle(p.BatchGenerated(last.batch)):
         told = it.handle(p.FragmentScored(do.fragment)) if isinstance(do, p.Score) else told
     told, packs = it.handle(p.AdvantagesComputed(0, (0, 1))), []
     while train := next((do for do in told if isinstance(do, p.Train)), None):
@@ -408,8 +422,8 @@ def test_a_pack_is_as_large_as_it_is_fair_whatever_its_pairs_cost():
     it = started("tsp", num_trainers=2, workload=workload)
     do = it.handle(p.IterationOffered(0, (0,), (0.5, 1.5)))
     for _ in range(2):
-        fragment = do[-1].fragment
-        score, *do = it.handle(p.FragmentGenerated(fragment))
+        (fragment,) = do[-1].batch.fragments
+        score, *do = it.handle(p.BatchGenerated(alone(fragment)))
         advantages = it.handle(p.FragmentScored(score.fragment))
     packs = it.handle(p.AdvantagesComputed(0, (0, 1)))
     assert isinstance(advantages[0], p.ComputeAdvantages)
@@ -420,8 +434,8 @@ def test_a_pack_is_as_large_as_it_is_fair_whatever_its_pairs_cost():
     ("event", "message"),
     [
         (p.VersionLoaded("rollout-0", 3), "rollout-0 loaded version 3 unasked"),
-        (p.FragmentGenerated(p.Fragment(0, 0, 0, 0, 2)), "was not being generated"),
-        (p.FragmentGenerated(p.Fragment(7, 0, 0, 0, 2)), "iteration 7 is not open"),
+        (p.BatchGenerated(alone(p.Fragment(0, 0, 0, 0, 2))), "is not being generated"),
+        (p.BatchGenerated(alone(p.Fragment(7, 0, 0, 0, 2))), "iteration 7 is not open"),
         (p.FragmentScored(p.Fragment(0, 0, 0, 0, 2)), "scored but not waited for"),
         (p.AdvantagesComputed(0, (5,)), "already have advantages"),
         (p.PackTrained(p.Pack(0, 0, ())), "pack 0 was not being trained"),
@@ -440,7 +454,7 @@ def test_an_event_that_cannot_be_is_an_error_that_shows_the_state(event, message
     it = started()
     it.handle(p.IterationOffered(0, TRAINED))
     fragment = fragments_of(make_workload(), 0, 0)[0]
-    it.handle(p.FragmentGenerated(fragment))
+    it.handle(p.BatchGenerated(alone(fragment)))
     it.handle(p.FragmentScored(fragment))
     with pytest.raises(ControllerError, match=message):
         it.handle(event)
@@ -544,7 +558,7 @@ def test_what_is_generated_again_does_not_begin_anew_when_others_are_lost():
     (again,) = it.handle(p.DevicesLost((generate.device,)))
     assert isinstance(again, p.Generate), "some pairs wait for a trainer"
     it.handle(p.DevicesLost(("trainer-1",)))
-    told = it.handle(p.FragmentGenerated(fragment))
+    told = it.handle(p.BatchGenerated(alone(fragment)))
     assert [type(do) for do in told] == [p.Train] * len(told), "it is whole"
 
 
@@ -596,3 +610,120 @@ def events_of(told) -> list:
             case p.Step(_, version):
                 events.append(p.Stepped(version + 1))
     return events
+
+
+# --- batches of several fragments -------------------------------------------------------------
+
+
+def batches_of(told) -> list[list[str]]:
+    """The fragments of each batch that devices are told to generate."""
+    return [
+        [f"g{own.group}f{own.index}" for own in do.batch.fragments]
+        for do in told
+        if isinstance(do, p.Generate)
+    ]
+
+
+def batched(num_rollout, batch_size, **changes) -> Controller:
+    shape = {"num_groups": 5, "group_size": 2, "fragment_size": 2, "trained_per_group": 2}
+    workload = make_workload(**{**shape, "batch_size": batch_size, **changes})
+    return started("tsp", num_rollout, 1, workload=workload)
+
+
+def test_a_device_takes_a_full_batch_then_what_is_left():
+    it = batched(1, 5)  # two fragments of two samples; a fifth does not fit
+    told = it.handle(p.IterationOffered(0, TRAINED))
+    for expected in (["g0f0", "g1f0"], ["g2f0", "g3f0"], ["g4f0"]):
+        assert batches_of(told) == [expected]
+        (do,) = [do for do in told if isinstance(do, p.Generate)]
+        told = it.handle(p.BatchGenerated(do.batch))
+        scores = [do.fragment for do in told if isinstance(do, p.Score)]
+        assert scores == [*do.batch.fragments]
+    assert batches_of(told) == []
+
+
+def test_devices_that_have_nothing_to_do_share_what_waits():
+    told = batched(2, 12).handle(p.IterationOffered(0, TRAINED))
+    assert batches_of(told) == [["g0f0", "g1f0", "g2f0"], ["g3f0", "g4f0"]]
+    told = batched(4, 12).handle(p.IterationOffered(0, TRAINED))
+    assert batches_of(told) == [["g0f0", "g1f0"], ["g2f0"], ["g3f0"], ["g4f0"]]
+
+
+def test_a_faster_device_takes_more():
+    shape = {"num_groups": 6, "group_size": 2, "fragment_size": 2, "batch_size": 12}
+    workload = make_workload(trained_per_group=2, **shape)
+    devices = make_devices("tsp", 2, 1, kinds=("slow", "default"))
+    it = Controller(devices, workload, Schedule(LAYOUTS["tsp"]), make_costs())
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    told = it.handle(p.IterationOffered(0, TRAINED))
+    assert [(do.device, len(do.batch.fragments)) for do in told] == [
+        ("rollout-1", 4),
+        ("rollout-0", 2),
+    ]
+
+
+def test_only_what_is_alike_is_denoised_together():
+    """Not samples of several sizes, and not trajectories of several numbers of steps."""
+    it = batched(1, 12, num_steps=4)
+    costs, steps = (1.0, 1.0, 2.0, 1.0, 1.0), (4, 4, 4, 4, 2)
+    own = tuple(((0, 1),) * 2 for _ in steps)
+    offer = p.IterationOffered(0, (0, 1), costs, own_steps=own, group_steps=steps)
+    told, found = it.handle(offer), []
+    while do := next((do for do in told if isinstance(do, p.Generate)), None):
+        found += batches_of([do])
+        told = it.handle(p.BatchGenerated(do.batch))
+    assert found == [["g0f0", "g1f0"], ["g2f0"], ["g3f0"], ["g4f0"]]
+
+
+def test_a_batch_that_is_paused_goes_on_with_whatever_is_as_far():
+    it = batched(1, 4, num_groups=3)
+    (do,) = it.handle(p.IterationOffered(0, TRAINED))
+    first, second = do.batch.fragments
+    (do,) = it.handle(p.BatchPaused(do.batch, 2))
+    assert do == p.Generate(p.Batch((first, second)), 2, 4, 0, "rollout-0")
+    it.handle(p.DeviceJoined(p.Device("rollout-1", ROLLOUT)))
+    it.handle(p.VersionLoaded("rollout-1", 0))  # it takes the third group
+    (third,) = it.snapshot().fleet.devices[-1].queue[0].batch.fragments
+    told = it.handle(p.DevicesLost(("rollout-1",)))
+    assert batches_of(told) == []
+    told = it.handle(p.BatchGenerated(do.batch))
+    assert batches_of(told) == [[f"g{third.group}f0"]]
+
+
+def test_of_a_lost_batch_each_fragment_begins_anew():
+    it = batched(2, 12, num_groups=4)
+    told = it.handle(p.IterationOffered(0, TRAINED))
+    ours, theirs = (do.batch for do in told)
+    told = it.handle(p.DevicesLost(("rollout-1",)))
+    assert batches_of(told) == []
+    told = it.handle(p.BatchGenerated(ours))
+    (do,) = [do for do in told if isinstance(do, p.Generate)]
+    assert do == p.Generate(theirs, 0, 4, 0, "rollout-0")
+
+
+def test_of_a_batch_that_went_on_elsewhere_those_begin_anew_of_which_a_stretch_is_lost():
+    it = batched(2, 4, num_groups=2)
+    told = it.handle(p.IterationOffered(0, TRAINED))
+    first, second = (do.batch for do in told)
+    it.handle(p.BatchGenerated(first))
+    (do,) = it.handle(p.BatchPaused(second, 2))  # by rollout-1; the other one has less to do
+    assert (do.device, do.first_step) == ("rollout-0", 2)
+    told = it.handle(p.DevicesLost(("rollout-1",)))
+    assert batches_of(told) == [], "it stops first"
+    told = it.handle(p.BatchGenerated(do.batch))
+    assert [do.first_step for do in told if isinstance(do, p.Generate)] == [0]
+    assert not any(isinstance(do, p.Score) for do in told)
+
+
+def test_candidates_and_samples_are_in_batches_of_their_own():
+    screening = Screening(3, 2)
+    it = batched(1, 12, num_groups=2, fragment_size=2, screening=screening)
+    (do,) = it.handle(p.IterationOffered(0, TRAINED))
+    assert batches_of([do]) == [["g0f0", "g0f1", "g1f0", "g1f1"]]
+    assert do.batch.num_samples == 6
+    it.handle(p.BatchGenerated(do.batch))
+    for fragment in do.batch.fragments[:2]:
+        it.handle(p.FragmentScored(fragment))
+    told = it.handle(p.GroupsReplaced(0, ((0, 2),)))
+    assert batches_of(told) == [["g2f0"]]

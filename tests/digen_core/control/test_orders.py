@@ -11,6 +11,7 @@ from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
 from digen_core.control.state import ControllerError
+from support.batches import alone
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
 from support.random_cluster import (
     RandomCluster,
@@ -253,23 +254,23 @@ def test_a_score_that_is_lost_while_its_fragment_is_generated_again():
     for device in ("rollout-0", "rollout-1", "trainer-0"):
         it.handle(p.VersionLoaded(device, 0))
     told = it.handle(p.IterationOffered(0, (0, 2)))
-    first, second = (do.fragment for do in told if isinstance(do, p.Generate))
-    it.handle(p.FragmentGenerated(first))
-    (do,) = it.handle(p.FragmentPaused(second, 2))
-    assert do == p.Generate(second, 2, 4, 0, "rollout-0")
-    assert it.handle(p.FragmentGenerated(second)) == [p.Score(second, "rollout-0")]
+    first, second = (do.batch.fragments[0] for do in told if isinstance(do, p.Generate))
+    it.handle(p.BatchGenerated(alone(first)))
+    (do,) = it.handle(p.BatchPaused(alone(second), 2))
+    assert do == p.Generate(alone(second), 2, 4, 0, "rollout-0")
+    assert it.handle(p.BatchGenerated(alone(second))) == [p.Score(second, "rollout-0")]
     (do,) = it.handle(p.DevicesLost(("rollout-1",)))
-    assert do == p.Generate(second, 0, 4, 0, "rollout-0")
+    assert do == p.Generate(alone(second), 0, 4, 0, "rollout-0")
     it.handle(p.DeviceJoined(p.Device("rollout-1", frozenset({"rollout"}))))
     it.handle(p.VersionLoaded("rollout-1", 0))
     told = it.handle(p.DevicesLost(("rollout-0",)))
     assert (
-        p.Generate(second, 0, 4, 0, "rollout-1") in told
-        or p.Generate(first, 0, 4, 0, "rollout-1") in told
+        p.Generate(alone(second), 0, 4, 0, "rollout-1") in told
+        or p.Generate(alone(first), 0, 4, 0, "rollout-1") in told
     )
     scored = set()
     for _ in range(2):
         (do,) = [do for do in told if isinstance(do, p.Generate)]
-        told = it.handle(p.FragmentGenerated(do.fragment))
+        told = it.handle(p.BatchGenerated(do.batch))
         scored |= {do.fragment for do in told if isinstance(do, p.Score)}
     assert scored == {first, second}

@@ -10,6 +10,7 @@ from digen_core.control.generation import group_order
 from digen_core.control.iteration import Iteration
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Workload
+from support.batches import alone
 from support.random_cluster import TRAINED, make_controller, make_workload
 
 ORDER = [[1, 0]]  # group 1 is dealt to the first update
@@ -28,7 +29,7 @@ def generated(it, group):
     """Return what is said when the last fragment of a group has its rewards."""
     said = []
     for fragment in fragments_of(WORKLOAD, 0, group):
-        said = it.handle(p.FragmentGenerated(fragment))
+        said = it.handle(p.BatchGenerated(alone(fragment)))
         said += it.handle(p.FragmentScored(fragment))
     return said
 
@@ -42,7 +43,7 @@ def trained(it, trains):
 
 def test_the_first_update_is_made_while_the_second_ones_groups_are_generated():
     it, told = begun("tsp")
-    assert [do.fragment.group for do in told] == [1]  # of the first update
+    assert [do.batch.fragments[0].group for do in told] == [1]  # of the first update
     assert p.ComputeAdvantages(0, (1,)) in generated(it, 1)
     trains = it.handle(p.AdvantagesComputed(0, (1,)))
     assert {block.update for do in trains for block in do.pack.blocks} == {0}
@@ -51,10 +52,10 @@ def test_the_first_update_is_made_while_the_second_ones_groups_are_generated():
     assert it.handle(p.Stepped(1)) == [p.Push(1, "trainer-0", "trainer-0")]  # who trains alone
     assert it.handle(p.VersionLoaded("trainer-0", 1)) == []
     first, second = fragments_of(WORKLOAD, 0, 0)
-    told = it.handle(p.FragmentGenerated(first))
-    assert p.Generate(second, 0, 4, 0, "rollout-0") in told  # with the version of the start
+    told = it.handle(p.BatchGenerated(alone(first)))
+    assert p.Generate(alone(second), 0, 4, 0, "rollout-0") in told  # with the version of the start
     it.handle(p.FragmentScored(first))
-    it.handle(p.FragmentGenerated(second))
+    it.handle(p.BatchGenerated(alone(second)))
     it.handle(p.FragmentScored(second))
     (train,) = it.handle(p.AdvantagesComputed(0, (0,)))
     assert (train.version, train.pack.num_pairs) == (1, 8)

@@ -10,6 +10,7 @@ from digen_core.control.schedule import StaleGroups
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Asked, Handled, Log, Mark, Segment
 from digen_core.eventlog.file import EVENTS_OF_RUN, answering, ask, read_log, write_log
+from support.batches import alone
 from support.random_cluster import make_costs
 from support.recorded import recorded
 
@@ -26,9 +27,9 @@ EVENTS = [
     p.IterationOffered(3, (0, 2), (1.5, inf, -inf)),
     p.IterationOffered(4, (0, 1, 2), own_steps=(((0, 2), (1, 2)), ((0, 1), (0, 2)))),
     p.IterationOffered(5, (0,), stale_limit=StaleGroups(0, 1)),
-    p.FragmentPaused(FRAGMENT, 2),
-    p.FragmentLate(FRAGMENT, 2.5),
-    p.FragmentGenerated(FRAGMENT),
+    p.BatchPaused(alone(FRAGMENT), 2),
+    p.BatchLate(alone(FRAGMENT), 2.5),
+    p.BatchGenerated(alone(FRAGMENT)),
     p.FragmentScored(FRAGMENT),
     p.AdvantagesComputed(0, (0, 1), (1,), ((0, 3), ())),
     p.GroupsReplaced(0, ((0, 4),)),
@@ -41,8 +42,8 @@ EVENTS = [
     p.StateCopied("a", 1),
 ]
 INSTRUCTIONS = (
-    p.Generate(FRAGMENT, 0, 4, 0, "a"),
-    p.Pause(FRAGMENT, "a"),
+    p.Generate(alone(FRAGMENT), 0, 4, 0, "a"),
+    p.Pause(alone(FRAGMENT), "a"),
     p.Score(FRAGMENT, "a"),
     p.ComputeAdvantages(0, (0, 1)),
     p.Train(PACK, 0, "a"),

@@ -117,7 +117,7 @@ def test_an_event_that_was_changed_is_found(log):
 
 
 def test_an_instruction_that_was_changed_is_found(log):
-    place = place_of(log, p.FragmentGenerated)
+    place = place_of(log, p.BatchGenerated)
     found = replay(tampered(log, place, instructions=()))
     assert found.difference.handled == replace(log.segments[-1].handled[place], instructions=())
     assert found.difference.said == log.segments[-1].handled[place].instructions

@@ -11,6 +11,7 @@ from digen_core.eventlog.recorder import Recorder
 from digen_core.eventlog.replay import replay
 from digen_core.eventlog.under_way import after
 from digen_core.eventlog.waiting import Doing, Now, waiting
+from support.batches import alone
 from support.random_cluster import TRAINED, make_costs, make_devices, make_workload
 from support.recorded import recorded
 
@@ -58,7 +59,7 @@ def test_while_a_fragment_is_scored_and_a_group_trained(it):
     first, second = fragments_of(make_workload(), 0, 0)
     third, _ = fragments_of(make_workload(), 0, 1)
     for fragment in (first, second, third):
-        it.handle(p.FragmentGenerated(fragment))
+        it.handle(p.BatchGenerated(alone(fragment)))
     for fragment in (first, second):
         it.handle(p.FragmentScored(fragment))
     it.handle(p.AdvantagesComputed(0, (0,)))
@@ -79,8 +80,8 @@ def finish(it, *, do, until):
     """Answer instructions, the first first, until one is of a kind; return that one."""
     while not isinstance(do[0], until):
         match do.pop(0):
-            case p.Generate(fragment):
-                do += it.handle(p.FragmentGenerated(fragment))
+            case p.Generate(batch):
+                do += it.handle(p.BatchGenerated(batch))
             case p.Score(fragment):
                 do += it.handle(p.FragmentScored(fragment))
             case p.ComputeAdvantages(index, groups):
@@ -123,7 +124,7 @@ def test_since_when(it):
 
 def test_what_the_flow_process_does_is_elsewhere(it):
     for fragment in fragments_of(make_workload(), 0, 0):
-        it.handle(p.FragmentGenerated(fragment))
+        it.handle(p.BatchGenerated(alone(fragment)))
         it.handle(p.FragmentScored(fragment))
     assert [doing.text for doing in now_of(it).elsewhere] == ["compute advantages of i1 g0"]
 

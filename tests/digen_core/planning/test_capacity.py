@@ -47,6 +47,17 @@ def test_the_numbers_by_hand():
     assert [MEMORY.trainer(n) for n in (1, 4)] == [25 * GB, 40 * GB]
     assert MEMORY.both(1, 1) == 39 * GB
     assert MEMORY.both(3, 2) == 44 * GB
+    assert MEMORY.rollout(2, 6) == 42 * GB, "six are denoised together"
+    assert MEMORY.rollout(4, 2) == MEMORY.rollout(4)
+    assert MEMORY.both(1, 1, 6) == 46 * GB
+    costly = replace(MEMORY, decode=Linear(per_item=9 * GB))
+    assert costly.rollout(2, 6) == costly.rollout(2) == 48 * GB, "but two are decoded"
+
+
+def test_a_batch_is_as_large_as_fits_beside_its_fragments():
+    found = fit(cluster_of((40, "rollout", 1), (80, "trainer", 1)), {1: MEMORY}, 2, 4, 16)
+    assert (found.fragment_size, found.batch_size) == (2, 3), "and one may train, too"
+    assert fit(cluster_of((80, "both", 2)), {1: MEMORY}, 2, 4).batch_size == 1
 
 
 @pytest.mark.parametrize(

@@ -498,14 +498,14 @@ def test_devices_by_hand():
     [(24, "-"), (32, "-"), (34, "trains"), (40, "generates or trains"), (48, "both")],
 )
 def test_what_a_card_can_do(card, does):
-    assert Needs(8, 8, MEMORY).on_card(card) == does
+    assert Needs(8, 8, 8, MEMORY).on_card(card) == does
 
 
 def test_size_prints_memory(tiny_families, capsys):
     arguments = ["size", "shapes", "--model.path", tiny_families["flux"], "--memory"]
     assert run(arguments) == 0
     shown = capsys.readouterr().out
-    for quantity, _ in quantities(Needs(8, 8, MEMORY)):
+    for quantity, _ in quantities(Needs(8, 8, 8, MEMORY)):
         assert quantity in shown
     assert run([*arguments, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -12,6 +12,7 @@ from digen_core.maths.forward_process import noised
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.finished import Answers, answers, is_asked, with_answers
 from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import DenoisedStep
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, noise_of
@@ -45,11 +46,14 @@ def clean(policy) -> torch.Tensor:
     return torch.randn(4, *policy.latent_shape, generator=generator, dtype=torch.float64)
 
 
+def condition_of(policy, rows: Rows) -> dict[str, torch.Tensor]:
+    return rows.conditions({GROUP: policy.encode(["a red circle"])})
+
+
 def found_by(policy, x_0: torch.Tensor, samples: range) -> dict[int, torch.Tensor]:
-    condition, sigmas = policy.encode(["a red circle"]), policy.sigmas(4)
-    return answers(
-        policy, x_0, condition, sigmas, levels=LEVELS, config=CONFIG, group=GROUP, samples=samples
-    ).margins
+    rows = Rows.of(GROUP, samples)
+    condition, sigmas = condition_of(policy, rows), policy.sigmas(4)
+    return answers(policy, x_0, condition, sigmas, levels=LEVELS, config=CONFIG, rows=rows).margins
 
 
 def test_by_hand(policy):
@@ -88,10 +92,9 @@ def test_one_that_is_not_a_number_is_named_and_becomes_0(policy):
     x_0 = clean(policy)
     x_0[2] = 1e200  # its square is not a number any more
     last = DenoisedStep(3, x_0, x_0, None, nonfinite={0: "latent at step 3"})
-    condition, sigmas = policy.encode(["a red circle"]), policy.sigmas(4)
-    found = with_answers(
-        last, policy, condition, sigmas, config=CONFIG, group=GROUP, samples=range(4)
-    )
+    rows = Rows.of(GROUP, range(4))
+    condition, sigmas = condition_of(policy, rows), policy.sigmas(4)
+    found = with_answers(last, policy, condition, sigmas, config=CONFIG, rows=rows)
     assert found.nonfinite.keys() == {0, 2}
     assert found.nonfinite[0] == "latent at step 3", "what came first is told"
     assert found.nonfinite[2] == f"margin at the noise level of step {LEVELS[0]}"
@@ -108,16 +111,10 @@ KEPT = CONFIG.model_copy(
 
 
 def asked(config: RunConfig, policy) -> Answers:
-    condition, sigmas = policy.encode(["a red circle"]), policy.sigmas(4)
+    rows = Rows.of(GROUP, range(4))
+    condition, sigmas = condition_of(policy, rows), policy.sigmas(4)
     return answers(
-        policy,
-        clean(policy),
-        condition,
-        sigmas,
-        levels=LEVELS,
-        config=config,
-        group=GROUP,
-        samples=range(4),
+        policy, clean(policy), condition, sigmas, levels=LEVELS, config=config, rows=rows
     )
 
 
@@ -187,7 +184,7 @@ def test_of_samples_with_their_own_steps_those_alone_are_asked_for(policy):
         }
     )
     own = own_steps_of_group(config, *GROUP)
-    found = ReferenceUse.of(config, GROUP, range(1, 3), 6)
+    found = ReferenceUse.of(config, Rows.of(GROUP, range(1, 3)), 6)
     assert found is not None
     assert {row for rows in found.rows.values() for row in rows} == {0, 1}
     for step, chosen in found.rows.items():
@@ -201,7 +198,7 @@ def test_levels_of_all_epochs_are_asked_for():
     awm = {"type": "awm", "num_levels": 2, "own_levels": True}
     config = RunConfig.model_validate({**tree, "algorithm": awm}).asking("generation")
     own, size = own_steps_of_group(config, *GROUP), config.rollout.group_size
-    found = ReferenceUse.of(config, GROUP, range(1, 3), 12)
+    found = ReferenceUse.of(config, Rows.of(GROUP, range(1, 3)), 12)
     assert found is not None
     assert len(own) == 2 * size
     for step, chosen in found.rows.items():

@@ -18,6 +18,7 @@ from digen_core.models.loading import prepare
 from digen_core.models.trainable import reference_weights, set_weights
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.references import ReferenceUse
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE, NOISE, noise_of
 from support.tiny_policies import load, load_trainable, moved_weights
@@ -47,18 +48,18 @@ def run(
     """Denoise some steps of some samples, from the initial noise unless ``x`` is given."""
     if x is None:
         x = initial_latent(policy, seed=7, group=GROUP, samples=samples)
+    rows = Rows.of(GROUP, samples)
     return list(
         denoise(
             policy,
             x,
-            policy.encode(["a red circle"]),
+            rows.conditions({GROUP: policy.encode(["a red circle"])}),
             policy.sigmas(CONFIG.num_steps),
             steps=steps,
             noisy_steps=noisy_steps,
             config=CONFIG.model_copy(update=changes),
             seed=7,
-            group=GROUP,
-            samples=samples,
+            rows=rows,
             clean=clean,
             reference=reference,
             zeroed=zeroed,

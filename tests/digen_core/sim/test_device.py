@@ -16,6 +16,7 @@ from digen_core.control.protocol import (
 from digen_core.sim.clock import Clock, Jitter
 from digen_core.sim.device import SimulatedDevice
 from digen_core.sim.ledger import SimulationError
+from support.batches import alone
 
 FRAGMENT = Fragment(0, 0, 0, 0, 1, num_steps=4)
 OTHER = Fragment(0, 0, 1, 1, 1, num_steps=4)
@@ -57,7 +58,7 @@ class Bench:
 
 
 def generate(fragment=FRAGMENT, first=0, end=4):
-    return Generate(fragment, first, end, 0, "gpu")
+    return Generate(alone(fragment), first, end, 0, "gpu")
 
 
 def test_one_thing_after_the_other():
@@ -85,7 +86,7 @@ def test_a_stretch_that_does_not_reach_the_last_step_is_not_decoded():
 )
 def test_a_pause_ends_after_the_step_that_is_running(time, end_step, ended):
     bench = Bench()
-    bench.clock.at(time, lambda: bench.device.pause(FRAGMENT))
+    bench.clock.at(time, lambda: bench.device.pause(alone(FRAGMENT)))
     assert bench.run(generate(), generate(OTHER))[0] == ("Generate", end_step, 0.0, ended)
     assert bench.done[1] == ("Generate", 4, ended, ended + 4.5)
 
@@ -93,7 +94,7 @@ def test_a_pause_ends_after_the_step_that_is_running(time, end_step, ended):
 def test_a_fragment_that_has_not_begun_is_taken_back_at_once():
     bench = Bench()
     taken = []
-    bench.clock.at(0.5, lambda: taken.append(bench.device.pause(OTHER)))
+    bench.clock.at(0.5, lambda: taken.append(bench.device.pause(alone(OTHER))))
     assert bench.run(generate(), generate(OTHER, first=2)) == [("Generate", 4, 0.0, 4.5)]
     assert taken == [2]
 
@@ -101,8 +102,8 @@ def test_a_fragment_that_has_not_begun_is_taken_back_at_once():
 def test_only_what_it_was_told_to_generate_can_be_paused():
     bench = Bench()
     bench.device.enqueue(generate())
-    with pytest.raises(SimulationError, match="gpu does not generate Fragment"):
-        bench.device.pause(OTHER)
+    with pytest.raises(SimulationError, match="gpu does not generate Batch"):
+        bench.device.pause(alone(OTHER))
 
 
 def test_a_device_that_stops_does_nothing_any_more():
@@ -115,5 +116,5 @@ def test_jitter_is_drawn_for_each_step():
     bench = Bench(jitter=0.2)
     steps = Jitter(0.2, 0)
     ends = steps.factors(4).cumsum()
-    bench.clock.at(float(ends[1]) + 1e-9, lambda: bench.device.pause(FRAGMENT))
+    bench.clock.at(float(ends[1]) + 1e-9, lambda: bench.device.pause(alone(FRAGMENT)))
     assert bench.run(generate()) == [("Generate", 3, 0.0, pytest.approx(ends[2]))]

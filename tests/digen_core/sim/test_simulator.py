@@ -12,6 +12,7 @@ from digen_core.sim.ledger import SimulationError
 from digen_core.sim.report import Staleness, make_report
 from digen_core.sim.simulation import Simulation
 from digen_core.sim.simulator import simulate
+from support.batches import alone
 
 
 def run(scenario, layout, num_rollout, **options):
@@ -45,6 +46,26 @@ def test_disaggregated_by_hand(scenario):
         ("trainer-0", 24.75, 24.75),
         ("rollout-0", 24.75, 26.75),
     ]
+
+
+def test_batches_of_several_groups_by_hand(scenario):
+    """A step of one sample takes 1 s, of which d0 is half: in a batch it comes once."""
+    fixed, each = 0.5, 0.5
+    assert (scenario.d0, scenario.d1) == (fixed, each)
+    many = scenario.model_copy(update={"prompts": 3, "group_size": 1, "trained_per_group": 1})
+    report = run(many.model_copy(update={"batch_size": 2}), "disaggregated", 1)
+    two, one = 3 * (fixed + 2 * each) + 2 * 1.0, 3 * (fixed + each) + 1.0
+    assert spans_of(report, "denoise") == [
+        ("denoise g00 f0 +1 t00-02", "rollout-0", 0.0, two),
+        ("denoise g02 f0 t00-02", "rollout-0", two, two + one),
+    ]
+    ((span, *_),) = [[s for s in report.spans if s.kind == "denoise"]][:1]
+    assert (span.num_items, span.fragments) == (2, ((0, 0), (1, 0)))
+    assert report.seconds == pytest.approx(two + one + 0.25 + 3 * 2 + 0.5 + 2)
+    costs = many.costs(1).kinds["default"]
+    work = many.model_copy(update={"batch_size": 2}).workload
+    assert costs.generation(work) == pytest.approx(two + one)
+    assert costs.generation(many.workload) == pytest.approx(3 * one)
 
 
 def test_what_is_late_goes_on_elsewhere_by_hand(scenario):
@@ -193,7 +214,7 @@ def script(scenario, *orders):
 
 
 FRAGMENT = protocol.Fragment(0, 0, 0, 0, 1, num_steps=3)
-GENERATE = protocol.Generate(FRAGMENT, 0, 3, 0, "rollout-0")
+GENERATE = protocol.Generate(alone(FRAGMENT), 0, 3, 0, "rollout-0")
 PACK = protocol.Pack(0, 0, (protocol.PairBlock(FRAGMENT, 0, 0, 1),))
 
 
@@ -207,11 +228,17 @@ def test_a_stall_shows_the_controller(scenario):
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (protocol.Generate(FRAGMENT, 0, 3, 1, "rollout-0"), r"rollout-0 holds the versions \[0\]"),
-        (protocol.Generate(FRAGMENT, 1, 3, 0, "rollout-0"), "does not follow what was denoised"),
-        (protocol.Generate(FRAGMENT, 0, 4, 0, "rollout-0"), "no such steps"),
-        (protocol.Generate(FRAGMENT, 0, 3, 0, "gpu-7"), "there is no device gpu-7"),
-        (protocol.Pause(FRAGMENT, "rollout-0"), "rollout-0 does not generate"),
+        (
+            protocol.Generate(alone(FRAGMENT), 0, 3, 1, "rollout-0"),
+            r"rollout-0 holds the versions \[0\]",
+        ),
+        (
+            protocol.Generate(alone(FRAGMENT), 1, 3, 0, "rollout-0"),
+            "does not follow what was denoised",
+        ),
+        (protocol.Generate(alone(FRAGMENT), 0, 4, 0, "rollout-0"), "no such steps"),
+        (protocol.Generate(alone(FRAGMENT), 0, 3, 0, "gpu-7"), "there is no device gpu-7"),
+        (protocol.Pause(alone(FRAGMENT), "rollout-0"), "rollout-0 does not generate"),
         (protocol.Score(FRAGMENT, "rollout-0"), "a fragment that is not generated"),
         (protocol.Train(PACK, 0, "trainer-0"), "group 0 has no advantages"),
         (protocol.Step(0, 1, "trainer-0"), "the newest version is 0"),
@@ -231,7 +258,9 @@ def test_pairs_of_a_fragment_that_is_not_generated_are_refused(scenario):
 
 
 def test_a_lost_device_answers_nothing(scenario):
-    controller, simulation = script(scenario, GENERATE, protocol.Pause(FRAGMENT, "rollout-0"))
+    controller, simulation = script(
+        scenario, GENERATE, protocol.Pause(alone(FRAGMENT), "rollout-0")
+    )
     simulation.lose(0.5, "rollout-0")
     with pytest.raises(SimulationError, match=r"stalled at 0\.5 s"):
         simulation.run(3)
@@ -239,17 +268,17 @@ def test_a_lost_device_answers_nothing(scenario):
 
 
 def test_a_paused_fragment_is_lost_with_its_device(scenario):
-    orders = GENERATE, protocol.Pause(FRAGMENT, "rollout-0")
+    orders = GENERATE, protocol.Pause(alone(FRAGMENT), "rollout-0")
     controller, simulation = script(scenario, *orders)
     simulation.lose(1.5, "rollout-0")
-    resume = protocol.Generate(FRAGMENT, 1, 3, 0, "trainer-0")
+    resume = protocol.Generate(alone(FRAGMENT), 1, 3, 0, "trainer-0")
     simulation.join(2.0, protocol.Device("rollout-1", frozenset({"rollout"}), "default"))
     handle = controller.handle
     joined = protocol.DeviceJoined
     controller.handle = lambda e: handle(e) + ([resume] if isinstance(e, joined) else [])
     with pytest.raises(SimulationError, match="does not follow what was denoised: None"):
         simulation.run(3)
-    assert protocol.FragmentPaused(FRAGMENT, 1) in controller.events
+    assert protocol.BatchPaused(alone(FRAGMENT), 1) in controller.events
 
 
 def test_simulate_takes_what_a_run_has(scenario):

@@ -20,6 +20,7 @@ from digen_core.sim.clock import Clock
 from digen_core.sim.links import busy_periods, link_metrics
 from digen_core.sim.scenario import Scenario
 from digen_core.sim.transfers import Transfers
+from support.batches import alone
 
 AB = frozenset("ab")
 LINK = Link(between=("a", "b"), bytes_per_second=10.0, latency=0.25)
@@ -56,7 +57,7 @@ def test_a_version_crosses_as_it_was_seen_to():
 
 def test_work_waits_for_what_it_needs_once(transfers):
     transfers.encode(0, 1, ["far"])
-    transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 3)
+    transfers.denoised(Generate(alone(FRAGMENT), 0, 3, 0, "far"), 3)
     # the condition, and the transitions of two samples at two steps
     assert transfers.inputs(train("here", 0, 2)) == pytest.approx(0.5 + 2 * 0.2 + 0.25)
     assert transfers.inputs(train("here", 2)) == pytest.approx(1.15)  # when they were asked for
@@ -64,7 +65,7 @@ def test_work_waits_for_what_it_needs_once(transfers):
     assert transfers.inputs(train("too", 1)) == pytest.approx(1.1 + 0.5 + 0.2 + 0.25)
     assert transfers.inputs(train("off", 0, 1, 2)) == 0.0
     other = replace(FRAGMENT, index=1)
-    transfers.denoised(Generate(other, 0, 3, 0, "far"), 3)  # of the same prompt
+    transfers.denoised(Generate(alone(other), 0, 3, 0, "far"), 3)  # of the same prompt
     assert transfers.inputs(train("here", 0, fragment=other)) == pytest.approx(1.8 + 0.2 + 0.25)
 
 
@@ -72,7 +73,7 @@ def test_prompts_are_embedded_some_together_and_cross_so(transfers):
     transfers.encode(0, 5, ["far", "off", "here"])  # groups 0 and 1, 2 and 3, 4
 
     def begin(group, device):
-        return transfers.inputs(Generate(replace(FRAGMENT, group=group), 0, 3, 0, device))
+        return transfers.inputs(Generate(alone(replace(FRAGMENT, group=group)), 0, 3, 0, device))
 
     assert begin(1, "here") == pytest.approx(2 * 0.5 + 0.25)
     assert begin(0, "here") == pytest.approx(1.25), "it came with the other one"
@@ -84,9 +85,9 @@ def test_prompts_are_embedded_some_together_and_cross_so(transfers):
 
 def test_a_fragment_goes_on_elsewhere_when_its_latents_are_there(transfers):
     transfers.encode(0, 1, ["far"])
-    transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 1)
-    assert transfers.inputs(Generate(FRAGMENT, 1, 3, 0, "here")) == pytest.approx(0.7 + 0.25)
-    transfers.denoised(Generate(FRAGMENT, 1, 3, 0, "here"), 3)
+    transfers.denoised(Generate(alone(FRAGMENT), 0, 3, 0, "far"), 1)
+    assert transfers.inputs(Generate(alone(FRAGMENT), 1, 3, 0, "here")) == pytest.approx(0.7 + 0.25)
+    transfers.denoised(Generate(alone(FRAGMENT), 1, 3, 0, "here"), 3)
     assert transfers.inputs(train("here", 1)) == pytest.approx(0.75)  # of the condition, the first
 
 
@@ -103,13 +104,13 @@ def test_the_sums_of_a_site_cross_as_one(transfers):
 
 def test_what_a_lost_device_had_fetched_is_fetched_again(transfers):
     transfers.encode(0, 1, ["far"])
-    transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "far"), 3)
+    transfers.denoised(Generate(alone(FRAGMENT), 0, 3, 0, "far"), 3)
     first = transfers.inputs(train("here", 0))
     transfers.lose_device("here")
     assert transfers.inputs(train("here", 0)) == pytest.approx(first + 0.7)
     transfers.finish(0)
     transfers.encode(0, 1, ["far"])
-    transfers.denoised(Generate(FRAGMENT, 0, 3, 0, "off"), 3)
+    transfers.denoised(Generate(alone(FRAGMENT), 0, 3, 0, "off"), 3)
     assert transfers.inputs(train("here", 0)) == pytest.approx(first + 2 * 0.7)
 
 

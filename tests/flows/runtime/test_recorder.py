@@ -15,8 +15,9 @@ from digen_core.trace.utilization import Arithmetic
 from digen_core.training.advantages import Advantages
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Ended, Round
+from support.batches import alone
 from support.contexts import run_context
-from tasks.receipts import Denoised, Ran, Receipt, Scored, Updated
+from tasks.receipts import Denoised, Ran, Receipt, Sampled, Scored, Updated
 
 FIRST, SECOND = Fragment(4, 0, 0, 0, 2), Fragment(4, 0, 1, 2, 2)
 THIRD = Fragment(4, 1, 0, 0, 4)
@@ -59,7 +60,8 @@ def recorder(run):
 
     def logprobs(fragment, *, seconds, per_step, version=4, **values):
         steps = {int(step[1:]): value for step, value in values.items()}
-        it.add_logprobs(fragment, receipt(Denoised(version, steps, per_step), seconds))
+        facts = Denoised(version, per_step, [Sampled(steps)])
+        it.add_sampled(alone(fragment), receipt(facts, seconds))
 
     # steps arrive one by one, or together; the last step has no log-prob
     logprobs(FIRST, seconds=0.5, per_step=0.1, t1=[-0.3, -0.4])
@@ -86,7 +88,8 @@ def test_divergences_of_a_group_sample_by_sample(run):
     add(run, it, Span(4, "train p000", "train", "trainer-0", 9.0, 14.0, 15.5))
 
     def add_kl(fragment, kl):
-        it.add_logprobs(fragment, receipt(Denoised(4, {}, 0.1, kl)))
+        facts = Denoised(4, 0.1, [Sampled({}, kl)])
+        it.add_sampled(alone(fragment), receipt(facts))
 
     add_kl(SECOND, {2: [0.3, 0.4]})
     add_kl(SECOND, {0: [0.1, 0.2]})
@@ -220,7 +223,8 @@ def test_staleness_with_several_updates_is_told_in_iterations_too(run):
     add(run, it, Span(4, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))
     for group, version in enumerate((8, 6, 3)):
         fragment = Fragment(4, group, 0, 0, 2)
-        it.add_logprobs(fragment, receipt(Denoised(version, {0: [-1.0, -1.0]}, 0.1)))
+        facts = Denoised(version, 0.1, [Sampled({0: [-1.0, -1.0]})])
+        it.add_sampled(alone(fragment), receipt(facts))
         it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))
         it.add_advantages(Advantages({group: np.zeros(2)}))
     it.add_update(Updated(9, "", {}))
@@ -252,7 +256,8 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
         total = [a + 2 * b for a, b in zip(shapes, quality, strict=True)]
         columns = {"reward": total, "shapes/score": shapes}
         columns |= {"quality/score": quality, "quality/failed": failed}
-        it.add_logprobs(fragment, receipt(Denoised(4, {0: [-1.0, -1.0]}, 0.1)))
+        facts = Denoised(4, 0.1, [Sampled({0: [-1.0, -1.0]})])
+        it.add_sampled(alone(fragment), receipt(facts))
         it.add_rewards(fragment, receipt(Scored(columns)))
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 0.5 + 2 * 0.5, 1 + 2 * 0.5]
     assert it.rewards_of(0)["reward"].tolist() == [1.0, 2.5, 1.5, 2.0]  # asked again
@@ -273,7 +278,8 @@ def test_the_measured_step_is_the_median(recorder):
 def test_without_an_update_there_are_no_training_metrics(run):
     it = IterationRecorder(run, Round(0, [Prompt("a red circle")]))
     fragment = Fragment(0, 0, 0, 0, 2)
-    it.add_logprobs(fragment, receipt(Denoised(4, {0: [-1.0, -1.0]}, 0.1)))
+    facts = Denoised(4, 0.1, [Sampled({0: [-1.0, -1.0]})])
+    it.add_sampled(alone(fragment), receipt(facts))
     it.add_rewards(fragment, receipt(Scored({"reward": [1.0, 1.0]})))
     it.add_advantages(Advantages({0: np.zeros(2)}, (0,)))
     add(run, it, Span(0, "score g00 f0", "score", "rollout-0", 0.0, 0.0, 1.0))

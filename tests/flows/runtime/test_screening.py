@@ -12,8 +12,9 @@ from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
 from flows.runtime.iterations.screening import screen
+from support.batches import alone
 from support.contexts import run_context
-from tasks.receipts import Denoised, Ran, Receipt, Scored
+from tasks.receipts import Denoised, Ran, Receipt, Sampled, Scored
 
 INDEX, PROMPTS = 4, ("a red circle", "a blue square")
 TREE = {
@@ -57,7 +58,7 @@ def generate(it, group, rewards, failed=()):
         part = slice(2 * index, 2 * index + 2)
         fragment = Fragment(INDEX, group, index, part.start, 2)
         it.segments[fragment] = []
-        it.recorder.add_logprobs(fragment, Receipt(ran, Denoised(4, {}, 0.1)))
+        it.recorder.add_sampled(alone(fragment), Receipt(ran, Denoised(4, 0.1, [Sampled()])))
         missing = [float(sample in failed) for sample in range(part.start, part.stop)]
         columns = {"reward": rewards[part], "odd/score": rewards[part], "odd/failed": missing}
         it.recorder.add_rewards(fragment, Receipt(ran, Scored(columns)))
