@@ -35,7 +35,7 @@ class DenoisedPart:
     references: dict[int, np.ndarray]  # trained step -> [n, ...], where training is to have them
     num_parts: int  # in which its member denoised its samples
     nonfinite: dict[int, str]  # rows that became NaN or infinite, and what of them
-    nonfinite_step: int | None  # the first at which one did
+    nonfinite_steps: dict[int, int]  # the first step at which each of them did
     clean: np.ndarray | None = None  # [n, ...] predicted before the last step, for some solvers
 
 
@@ -188,18 +188,18 @@ def stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> De
         {level: to_array(value) for step in done for level, value in step.references.items()},
         num_parts,
         {row: what for step in reversed(done) for row, what in step.nonfinite.items()},
-        next((step.step for step in done if step.nonfinite), None),
+        {row: step.step for step in reversed(done) for row in step.nonfinite},
         None if done[-1].clean is None else to_array(done[-1].clean),
     )
 
 
 def joined(parts: list[DenoisedPart]) -> DenoisedPart:
     """Return parts as one; a gang's members may have had them in unequally many."""
-    nonfinite, first = dict[int, str](), 0
+    nonfinite, steps, first = dict[int, str](), dict[int, int](), 0
     for part in parts:
         nonfinite |= {first + row: what for row, what in part.nonfinite.items()}
+        steps |= {first + row: step for row, step in part.nonfinite_steps.items()}
         first += part.latents.shape[1]
-    steps = [part.nonfinite_step for part in parts if part.nonfinite_step is not None]
     clean = [part.clean for part in parts if part.clean is not None]
     return DenoisedPart(
         np.concatenate([part.latents for part in parts], axis=1),
@@ -208,7 +208,7 @@ def joined(parts: list[DenoisedPart]) -> DenoisedPart:
         _by_step([part.references for part in parts]),
         max(part.num_parts for part in parts),
         nonfinite,
-        min(steps, default=None),
+        steps,
         np.concatenate(clean) if clean else None,
     )
 
@@ -225,14 +225,14 @@ def rows_of(part: DenoisedPart, rows: slice) -> DenoisedPart:
     def cut(by_step: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         return {step: values[rows].copy() for step, values in by_step.items()}
 
-    inside = range(rows.start, rows.stop)
+    first, inside = rows.start, range(rows.start, rows.stop)
     return DenoisedPart(
         part.latents[:, rows].copy(),
         cut(part.logprobs),
         cut(part.step_values),
         cut(part.references),
         part.num_parts,
-        {row - rows.start: what for row, what in part.nonfinite.items() if row in inside},
-        part.nonfinite_step,
+        {row - first: what for row, what in part.nonfinite.items() if row in inside},
+        {row - first: step for row, step in part.nonfinite_steps.items() if row in inside},
         None if part.clean is None else part.clean[rows].copy(),
     )

@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from digen_core.planning.profile import Measured
 from digen_core.trace.usage import Usage
 
-MAX_RECEIPT_BYTES: Final = 262_144  # log-probs of 200 samples at 50 steps take a third of it
+MAX_RECEIPT_BYTES: Final = 1_048_576  # log-probs of 1024 samples at 100 steps take less
 
 Plain = dict[str, object]
 """A receipt as it is sent: ``ran`` and ``facts``, each a dict of plain values by field."""
@@ -130,6 +130,7 @@ class Denoised(Facts):
     seconds_per_step: StrictFloat
     sampled: list[Sampled]  # of each fragment
     num_parts: StrictInt = 1  # one after the other, if the samples did not fit into memory together
+    num_apart: StrictInt = 1  # one after the other, as samples of the batch were not alike
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def denoise_steps(
         of_groups = {sampling.group: by_key[sampling.key] for sampling in batch}
         last = {own.fragment: own for part in previous for own in part}
         found: dict[Fragment, tuple[Segment, DenoisedPart]] = {}
-        for alike in _alike(engine.config, batch, of_groups):
+        apart = _alike(engine.config, batch, of_groups)
+        for alike in apart:
             before = [last[own.fragment] for own in alike] if previous else []
             found |= _denoised(run_id, engine, alike, steps, version, of_groups, before)
         seconds = (time() - started) / len(steps)
@@ -95,7 +96,7 @@ def denoise_steps(
         )
         sampled.append(Sampled(logprobs, values, nonfinite))
     num_parts = max(part.num_parts for _, part in found.values())
-    return segments, Denoised(version, seconds, sampled, num_parts)
+    return segments, Denoised(version, seconds, sampled, num_parts, len(apart))
 
 
 def _alike(
@@ -108,7 +109,9 @@ def _alike(
     """
     found: dict[object, list[Sampling]] = {}
     for own in batch:
-        trained = steps_of_group(config, *own.group, own.fragment.num_steps).trained
+        trained: tuple[int, ...] = ()
+        if not config.rollout.screens(own.group[1]):  # of candidates no step is trained
+            trained = steps_of_group(config, *own.group, own.fragment.num_steps).trained
         shape = config.size_of(*own.group), shape_of(conditions[own.group])
         found.setdefault((shape, own.noisy_steps, trained), []).append(own)
     return list(found.values())
@@ -187,8 +190,7 @@ def _keep_or_fail(
 
     It is done again by itself: what is beside a sample changes nothing of it.
     """
-    step = part.nonfinite_step
-    assert step is not None
+    step = min(part.nonfinite_steps.values())
     # A step of second order goes on from the one before: then the task is done again as it was.
     first = step if part.clean is None else steps.start
     about: dict[str, object] = {"step": first, "end_step": step + 1}

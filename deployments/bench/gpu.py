@@ -230,7 +230,7 @@ def try_setting(
 
 def works_of(config: RunConfig) -> list[tuple[Work, int]]:
     """Return steps and packs of 1, 4, 16, ... items up to the config's, and those."""
-    largest: dict[Work, int] = {"step": config.fragment_size, "pack": config.train.pack_size}
+    largest: dict[Work, int] = {"step": config.batch_size, "pack": config.train.pack_size}
     return [(work, size) for work, most in largest.items() for size in sizes_up_to(most)]
 
 

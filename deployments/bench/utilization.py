@@ -75,7 +75,7 @@ def main(config: RunConfig, share: float, rounds: int, peak_tflops: float | None
         UserError: the model's settings are not there or do not fit the config, or the model does
             not fit into the device's memory.
     """
-    works: list[tuple[Work, int]] = [("step", config.fragment_size)]
+    works: list[tuple[Work, int]] = [("step", config.batch_size)]
     works += [("pack", size) for size in sorted({1, config.train.pack_size})]
     measured = measure(config, works, share, rounds)
     console = terminal()

@@ -144,10 +144,10 @@ class RolloutConfig(Strict):
     group, and whose samples have at most 8192 tokens together (a token: 16 x 16 pixels, 4
     frames)."""
 
-    batch_size: Annotated[int, _SAMPLES] | None = Field(None, ge=1)
-    """Samples denoised together at most: as many whole fragments, of one group or of several, as
-    are no more than that. It pays where groups are too small to fill a GPU. null: each fragment by
-    itself. See docs/scheduling.md."""
+    batch_size: Annotated[int, AtMost(1024, "no device gains by more")] | None = Field(None, ge=1)
+    """Samples denoised together at most, as so many full fragments, of one group or of several. It
+    pays where groups are too small to fill a GPU. null: each fragment by itself. See
+    docs/scheduling.md."""
 
     refill: Annotated[int, AtMost(100, "each time is drawn for all groups")] = Field(0, ge=0)
     """Times that a group whose rewards are all equal is replaced by one of another prompt, drawn

@@ -59,7 +59,7 @@ class DeviceCosts(Strict):
     """What a device of one kind needs, in seconds."""
 
     step: Linear
-    """One denoising step of a fragment, by samples (d0, d1)."""
+    """One denoising step of a batch, by samples (d0, d1)."""
 
     decode: Linear = Linear()
     """Text encoding and VAE decoding of a fragment, by samples."""
@@ -70,6 +70,11 @@ class DeviceCosts(Strict):
     def fragment(self, num_samples: int, num_steps: float) -> float:
         """Return the seconds to generate a fragment from its first step to its images."""
         return num_steps * self.step(num_samples) + self.decode(num_samples)
+
+    def fragments(self, work: Workload, number: int) -> float:
+        """Return the seconds to generate so many full fragments one after the other, in batches."""
+        size = work.fragment_size
+        return number * self.decode(size) + work.mean_steps * self._steps(work, size, number)
 
     def generation(self, work: Workload) -> float:
         """Return W_g: the seconds to generate an iteration in full batches."""

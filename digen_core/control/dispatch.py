@@ -81,7 +81,7 @@ class Dispatcher:
         return instructions
 
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:
-        """Pause the fragments of helpers that go back to their pairs; others resume them."""
+        """Pause the batches of helpers that go back to their pairs; others resume them."""
         return self._helping.pauses(iterations, version)
 
     def _deep_enough(
@@ -165,14 +165,16 @@ class Dispatcher:
     def _most_together(self, device: DeviceState, iteration: Iteration) -> int:
         """Return how many fragments a device takes at once.
 
-        A full batch while much waits, then its share among the devices that have nothing to do.
+        A full batch while much waits, then its share among all that generate (guided
+        self-scheduling), but as many as are worth a step's fixed cost.
         """
-        most = self._workload.fragments_per_batch
-        if most == 1:
+        work = self._workload
+        if work.fragments_per_batch == 1:
             return 1
-        free = self._fleet.generation_speed(of_free=True) or self._fleet.generation_rate(device)
-        share = len(iteration.queue) * self._fleet.generation_rate(device) / free
-        return max(1, min(most, ceil(share - 1e-6)))
+        rate = self._fleet.generation_rate(device)
+        share = len(iteration.queue) * rate / max(rate, self._fleet.generation_speed())
+        worth = self._fleet.smallest_batch(device) / work.fragment_size
+        return max(1, min(work.fragments_per_batch, ceil(max(share, worth) - 1e-6)))
 
     def _batch(
         self,

@@ -1,4 +1,4 @@
-"""Fragments of a group: how its samples are cut into batches that are denoised together."""
+"""Fragments of a group: how its samples are cut into what is denoised, and scored, together."""
 
 from math import ceil
 

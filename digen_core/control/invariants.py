@@ -63,8 +63,11 @@ def _check_devices(now: Snapshot) -> None:
         assert all(d.version in state.loaded for d in state.queue if isinstance(d, Generate))
     queues = [do for state in states for do in state.queue]
     generating = [own for own in queues if isinstance(own, Generate)]
+    versions = {it.index: it.versions for it in now.iterations}
     for own in generating:
         _check_batch(own.batch, now.workload)
+        begun = {versions[part.iteration][part.group] for part in own.batch.fragments}
+        assert begun == {own.version}, "a batch of several versions"
     told = Counter((part, own.device) for own in generating for part in own.batch.fragments)
     assert told == Counter(on for it in now.iterations for on in it.generating)
     packs = Counter((do.pack, do.device) for do in queues if isinstance(do, Train))

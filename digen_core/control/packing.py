@@ -179,14 +179,14 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
 MAX_EXTRA_COST = 0.25
 
 
-def smallest_pack(pack: Linear, pack_size: int) -> int:
-    """Return the fewest pairs that make a pack worth its fixed cost.
+def fewest_worth(operation: Linear, most: int) -> int:
+    """Return the fewest items, pairs of a pack or samples of a step, that are worth its fixed cost.
 
     The n with (a + n c) / n <= (1 + MAX_EXTRA_COST) (a + b c) / b, by hand for a = 0.9, c = 0.75,
     b = 8: 0.9 / n <= 1.25 * 0.8625 - 0.75, so n = 3.
     """
-    most = (1 + MAX_EXTRA_COST) * pack(pack_size) / pack_size
-    for num_pairs in range(1, pack_size):
-        if pack(num_pairs) <= most * num_pairs:
-            return num_pairs
-    return pack_size
+    dearest = (1 + MAX_EXTRA_COST) * operation(most) / most
+    for number in range(1, most):
+        if operation(number) <= dearest * number:
+            return number
+    return most

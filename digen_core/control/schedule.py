@@ -13,7 +13,7 @@ from digen_core.config.train import DealtBy, dealt_units
 from digen_core.control.layout import Layout
 
 LATE: Final = 1.5
-"""Times as long as predicted: of steps, from when their fragment may go on elsewhere."""
+"""Times as long as predicted: of steps, from when their batch may go on elsewhere."""
 
 QUEUE_DEPTH: Final = 2
 """Of runs: a device finds its next task waiting, and what that needs on its way."""

@@ -24,7 +24,7 @@ MOST_BYTES: Final = 1 << 30
 MOST_THINGS: Final = 1_000_000
 """Of a kind in an iteration: somebody else's file must not fill the memory."""
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,9 +205,10 @@ def sizes(job: Job) -> Iterator[tuple[int, int]]:
 
 
 def fragment_sizes(job: Job, most: int) -> list[int]:
-    """Return the divisors of the group size up to a size, in their order."""
-    group_size = job.workload.group_size
-    return [size for size in range(1, min(most, group_size) + 1) if not group_size % size]
+    """Return the divisors of the group size up to a size, and a batch's, in their order."""
+    group_size, together = job.workload.group_size, job.workload.batch_size
+    most = min(most, group_size, together if together > 1 else group_size)
+    return [size for size in range(1, most + 1) if not group_size % size]
 
 
 def with_sizes(job: Job, fragment_size: int, pack_size: int) -> Job:
@@ -266,13 +267,14 @@ def estimate(job: Job, layout: LayoutName, share: float) -> tuple[float, int | N
 
 
 def _formula(job: Job, layout: LayoutName, split: int | None, share: float) -> float:
-    """Return the seconds by formula, with as much generation as whole waves of fragments are."""
+    """Return the seconds by formula, with as many fragments as the device with the most has."""
     work, terms = job.workload, Terms.of(job, split, share)
     speed = terms.rollout_speed
     if split is not None and LAYOUTS[layout].trainers_help and not share:
         speed = terms.speed
-    waves = ceil(work.num_fragments / max(1, int(speed)))
-    return FORMULAS[layout](replace(terms, generation=waves * terms.fragment * speed))
+    most = ceil(work.num_fragments / max(1, int(speed)))
+    generation = terms.reference.fragments(work, most) * speed
+    return FORMULAS[layout](replace(terms, generation=generation))
 
 
 def splits(job: Job, layout: LayoutName) -> Sequence[int | None]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
+from digen_core.control.costs import DeviceCosts
 from digen_core.control.layout import LayoutName
 from digen_core.sim.problem import Problem
 
@@ -28,6 +29,7 @@ class Terms:
     trainer_speed: float  # M
     num_groups: int  # n
     fragment: float  # one fragment on the reference device
+    reference: DeviceCosts
     reward: float  # rho
     group_reward: float  # rho_1
     optimizer_step: float  # opt
@@ -60,6 +62,7 @@ class Terms:
             trainer_speed=sum(packs[0] / own for own in packs[num_generating:]),
             num_groups=work.num_groups,
             fragment=fragments[0],
+            reference=reference,
             reward=ceil(work.num_scored / servers) * costs.reward,
             group_reward=ceil(work.group_size / servers) * costs.reward,
             optimizer_step=work.num_updates

@@ -175,6 +175,15 @@ class Scenario(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_batches(self) -> Self:
+        if self.batch_size > self.fragment_size and self.group_size % self.fragment_size:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, of whole fragments, but fragment_size "
+                f"({self.fragment_size}) does not divide group_size ({self.group_size})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_group_steps(self) -> Self:
         for steps in self.group_steps:
             if steps > self.steps or not self.trained_of(steps):

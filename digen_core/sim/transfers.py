@@ -16,8 +16,10 @@ from digen_core.records import Crossing
 from digen_core.sim.clock import Clock
 
 Piece = tuple[Fragment, int]
-"""The transition of a fragment at a step, and of those that were denoised with it; -1: the
-conditions that came with its prompt's."""
+"""The transition of a fragment at a step; -1: the conditions that came with its prompt's."""
+
+Shipment = tuple[Fragment | Batch, int]
+"""What is sent for a piece: that of its whole batch."""
 
 _CONDITION = -1
 
@@ -33,7 +35,7 @@ class Transfers:
         self._free: dict[tuple[str, str], float] = {}  # from, to -> when nothing is in the queue
         self._made: dict[Piece, tuple[str, Batch]] = {}  # -> who made it, with which
         self._encoded: dict[tuple[int, int], tuple[str, range]] = {}  # group -> by whom, with which
-        self._arrivals = defaultdict[str, dict[Piece, float]](dict)  # device -> piece -> when
+        self._arrivals = defaultdict[str, dict[Shipment, float]](dict)  # device -> what -> when
         self.crossings: list[Crossing] = []
 
     def add_device(self, device: Device) -> None:
@@ -115,11 +117,11 @@ class Transfers:
             alone = device, range(fragment.group, fragment.group + 1)
             at = fragment.iteration, fragment.group
             source, together = self._encoded.setdefault(at, alone)
-            key = Fragment(fragment.iteration, together.start, _CONDITION, 0, 0), step
+            key: Shipment = Fragment(fragment.iteration, together.start, _CONDITION, 0, 0), step
             num_bytes = self._sent.condition * len(together)
         else:
             source, batch = self._made[piece]
-            key = batch.fragments[0], step
+            key = batch, step
             num_bytes = self._sent.transition * batch.num_samples
         there = self._arrivals[device]
         if key not in there:
@@ -147,7 +149,7 @@ class Transfers:
         return arrived
 
 
-def _drop(held: dict[Piece, Any], iteration: int) -> None:
+def _drop(held: dict[Any, Any], iteration: int) -> None:
     for piece in [own for own in held if own[0].iteration == iteration]:
         del held[piece]
 

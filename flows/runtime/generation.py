@@ -19,7 +19,7 @@ from digen_core.rollout.steps import steps_of_group
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.open_iteration import OpenIteration, once
-from flows.runtime.notify import notify_of_parts
+from flows.runtime.notify import notify_of_parts, notify_of_unlike_batches
 from flows.runtime.submission import About, Submitter, Work
 from tasks.body import Body
 from tasks.receipts import Denoised, Receipt
@@ -171,6 +171,8 @@ class Denoising:
         batch = underway.do.batch
         if receipt.facts.num_parts > 1:
             notify_of_parts(self._run, underway.do.device, batch.num_samples)
+        if receipt.facts.num_apart > 1:
+            notify_of_unlike_batches(self._run)
         underway.iteration.recorder.add_sampled(batch, receipt)
         underway.num_running -= 1
         self._fill(underway.do.device)
@@ -184,10 +186,14 @@ class Denoising:
     def _late(
         self, underway: _Underway, steps: range, receipt: Receipt[Denoised]
     ) -> BatchLate | None:
-        """Return what tells, once, that steps take longer than predicted, if some are left."""
+        """Return what tells, once, that steps take longer than predicted, if some are left.
+
+        Of a batch whose samples were not alike nothing is predicted.
+        """
         batch, do = underway.do.batch, underway.do
         costs = self._run.progress.known_costs.kinds.get(self._run.fleet.known[do.device].kind)
-        if costs is None or underway.is_late or underway.is_submitted:
+        is_told = underway.is_late or underway.is_submitted
+        if costs is None or is_told or receipt.facts.num_apart > 1:
             return None
         compiling = receipt.ran.compile_seconds / len(steps)
         seconds = receipt.facts.seconds_per_step - compiling

@@ -68,6 +68,18 @@ def notify_of_parts(run: RunContext, device: str, num_samples: int) -> None:
     )
 
 
+def notify_of_unlike_batches(run: RunContext) -> None:
+    """Say, once a run, that samples of one batch are not denoised together."""
+    _notify_once(
+        run,
+        "",
+        "batch-apart",
+        "groups of one batch differ in the length of their texts or in their images, as the model "
+        "is given them, in height and width, or in noisy steps: these are denoised one after the "
+        "other, so rollout.batch_size gains less (said once)",
+    )
+
+
 def notify_of_smaller_packs(run: RunContext, device: str, num_pairs: int) -> None:
     """Say, once of a device, that a pack did not fit into its memory."""
     _notify_once(

@@ -49,7 +49,7 @@ class Progress:
     hashes: dict[int, str] = field(default_factory=dict)
     """Content hash of each version's master weights, which names it."""
     step_seconds: float = 0.0
-    """One denoising step of a fragment, as last measured."""
+    """One denoising step of a batch, as last measured."""
     profile: Profile | None = None
     """What work costs; None before the workers are ready."""
     mixing: Mixing = UNMIXED

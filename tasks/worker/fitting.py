@@ -133,5 +133,6 @@ def no_memory(device_name: str, activity: Activity, size: Size, number: int = 1)
     what, advice = _ACTIVITIES[activity]
     if number > 1:
         what += f", here for {number} together"
-        advice = f"use a smaller rollout.fragment_size or train.pack_size; or {advice}"
+        sizes = "rollout.fragment_size, rollout.batch_size or train.pack_size"
+        advice = f"use a smaller {sizes}; or {advice}"
     return f"{device_name} has not enough memory {what} (samples of {shape}): {advice}"

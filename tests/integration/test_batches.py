@@ -2,7 +2,9 @@
 
 import pytest
 
-from support.layout_runs import RELATIVE, Case, check_weights, marked
+from support.families import HEIGHT, TOKENS, WIDTH, tolerance_of
+from support.layout_runs import MAX_WORKERS, RELATIVE, Case, check_weights, marked, run_case
+from support.runs import with_own_steps
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +27,7 @@ CASES = [
     (Case("gap", (2, 1), 2, 3, steps_per_task=2), 8, MARGINS),
     (Case("tsp", (1, 1), 4, 8, pauses=True, dtype="float32"), 12, KL),
     (Case("gap", (1, 1), 4, 3), 8, {"rewards": RELATIVE}),
+    (Case("tag", (1, 1), 4, 3, helping=True), 8, KL_REWARD),
 ]
 
 
@@ -35,7 +38,7 @@ def test_groups_in_one_batch_give_the_weights_of_the_serial_loop(case, size, cha
     _check_batches(run)
 
 
-def _check_batches(run) -> int:
+def _check_batches(run) -> None:
     """Some batches are of several groups, none is too large, and each step is done once."""
     spans = [span for span in run.spans if span.kind == "denoise"]
     config, done = run.config, set()
@@ -48,4 +51,45 @@ def _check_batches(run) -> int:
                 assert place not in done, "a step was done twice"
                 done.add(place)
     assert any(len({group for group, _ in span.fragments}) > 1 for span in spans)
-    return len(spans)
+
+
+@pytest.mark.layouts
+def test_prompts_of_several_lengths_are_denoised_apart_and_it_is_said_once(
+    tiny_families, run_layout, monkeypatch
+):
+    """Replays are computed by the kernels of the rollout: log-ratios are exactly 0."""
+    told = []
+    monkeypatch.setattr("flows.runtime.notify.notify", lambda run, event, text: told.append(event))
+    model = {
+        "model.family": "qwen_image",
+        "model.path": tiny_families["qwen_image"],
+        "model.height": HEIGHT,
+        "model.width": WIDTH,
+        "model.max_sequence_length": TOKENS,
+    }
+    run = run_layout(Case("disaggregated", (1, 1), 4, 4), **model, **{"rollout.batch_size": 12})
+    check_weights(run, tolerance_of("qwen_image"))
+    _check_batches(run)
+    assert told.count("batch-apart") == 1
+    assert all(record.metrics["train/max_log_ratio"] == 0 for record in run.records)
+
+
+@pytest.mark.layouts
+def test_batches_of_several_sizes_and_steps_are_those_of_each(tree, four_workers, monkeypatch):
+    """Of samples that cost the same some are of another size: they are denoised apart."""
+    told = []
+    monkeypatch.setattr("flows.runtime.notify.notify", lambda run, event, text: told.append(event))
+    four_workers.wait_for_workers(MAX_WORKERS, timeout=240)
+    case, address = Case("elastic", (1, 1), 4, 3, helping=True), four_workers.scheduler.address
+    sizes = [[16, 48, 1], [48, 16, 1], [32, 32, 1], [32, 32, 1]]
+    changes = {"rollout.batch_size": 16, "model.sizes": sizes, "rollout.prompts_per_iteration": 6}
+    run = run_case(case, with_own_steps(tree), address, monkeypatch, **changes)
+    check_weights(run)
+    _check_batches(run)
+    spans = [span for span in run.spans if span.kind == "denoise"]
+    together = [
+        {run.config.size_of(span.iteration, group) for group, _ in span.fragments} for span in spans
+    ]
+    assert max(map(len, together)) == 2
+    assert all(len(own) == 1 or (32, 32, 1) not in own for own in together)
+    assert told.count("batch-apart") == 1

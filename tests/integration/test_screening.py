@@ -16,6 +16,8 @@ NFT = {"algorithm.type": "diffusion_nft"}
 AS_SAMPLES = {"rollout.screening": {"candidates": CANDIDATES}}
 SOMETIMES_NONE = {"rewards": {"odd": ODD["rewards"]["odd"]}}
 REFILLED = {"rewards": {"smooth_rewards:partly_equal": 1.0}, "rollout.refill": 2}
+WINDOW = {"algorithm": {"type": "mix_grpo", "window_size": 3, "iterations_per_window": 1}}
+"""More steps are trained than a candidate has."""
 CASES = [
     (Case("tag", (2, 1), 2, 3, helping=True, pauses=True), IN_FLOAT8),
     (Case("tcss", (2, 1), 2, 3, helping=True, share=1.0), FEW_STEPS),
@@ -25,6 +27,7 @@ CASES = [
     (Case("gap", (2, 1), 1, 3), IN_FLOAT8),
     (Case("tsp", (1, 2), 2, 3), FEW_STEPS),
     (Case("colocated-strong", (2,), 2, 3), FEW_STEPS),
+    (Case("tsp", (2, 1), 2, 3), FEW_STEPS | WINDOW),
     (Case("tag", (2, 1), 2, 3, helping=True), FEW_STEPS | SOMETIMES_NONE | {"rollout.refill": 1}),
 ]
 

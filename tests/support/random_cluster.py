@@ -135,7 +135,7 @@ class RandomCluster:
         self.pausing: set[p.Batch] = set()
         self.finished: list[p.FinishIteration] = []
         self.num_pauses = self.num_lost = self.num_joined = self.num_left = 0
-        self.num_successors = self.num_steps = self.num_together = 0
+        self.num_successors = self.num_steps = self.num_batches = 0
         self.fits, self.holder_odds = 10**9, 0.0
 
     def run(
@@ -374,7 +374,7 @@ class RandomCluster:
         self._check_state(do)
         match do:
             case p.Generate(batch):
-                self.num_together = max(self.num_together, len(batch.fragments))
+                self.num_batches += len({own.group for own in batch.fragments}) > 1
                 assert len(batch.fragments) <= self.workload.fragments_per_batch
                 for fragment in batch.fragments:
                     self._check_fragment(fragment, do)

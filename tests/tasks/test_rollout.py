@@ -9,6 +9,7 @@ import torch
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
+from digen_core.rollout import sampler
 from digen_core.rollout.sampling import Sampling
 from digen_core.transport.kept_inputs import read_inputs
 from digen_core.transport.segment import Segment
@@ -104,8 +105,7 @@ class Batches:
         self.folder = folder
         self.fragments = [Fragment(0, *part, num_steps=STEPS) for part in PARTS]
 
-    def denoise(self, fragments, steps=range(STEPS), previous=()):
-        noisy = (0, 1)
+    def denoise(self, fragments, steps=range(STEPS), previous=(), noisy=(0, 1)):
         return call(
             denoise_steps,
             batch=[Sampling(own, self.keys[own.group].key, noisy) for own in fragments],
@@ -158,11 +158,13 @@ def test_prompts_of_several_lengths_are_computed_apart(tiny_families, batches, m
 
     monkeypatch.setattr(denoising, "denoise", noting)
     it = batches("qwen_image", tiny_families["qwen_image"])
-    it.denoise(it.fragments)
+    _, facts = it.denoise(it.fragments)
     assert taken == [4, 3], "those of one prompt together"
+    assert facts.num_apart == 2
     it = batches("flux", tiny_families["flux"])
-    it.denoise(it.fragments)
+    _, facts = it.denoise(it.fragments)
     assert taken[2:] == [7], "without a mask all are"
+    assert facts.num_apart == 1
 
 
 def test_a_batch_goes_on_with_others_than_it_began_with(tiny_families, batches):
@@ -196,6 +198,41 @@ def test_of_a_batch_that_does_not_fit_rows_of_several_groups_are_taken(
     assert facts.num_parts == 3  # of 3, 3 and 1 of the 7
     for found, expected in zip(again, whole, strict=True):
         assert_equal(found, expected, 1e-12)
+
+
+def test_what_is_nan_is_kept_from_its_own_step(tiny_families, batches, monkeypatch):
+    """Of two groups one becomes NaN at step 1, another at step 3 of the same task."""
+    it = batches("flux", tiny_families["flux"], **{"numerics.samples": "drop"})
+    nonfinite_rows, calls = sampler.nonfinite_rows, []
+
+    def at_two_steps(values):
+        calls.append(values)
+        found = {2: {0: "latent"}, 4: {5: "latent"}}.get(len(calls), {})
+        return {**nonfinite_rows(values), **found}
+
+    monkeypatch.setattr(sampler, "nonfinite_rows", at_two_steps)
+    _, facts = it.denoise(it.fragments)
+    assert [own.nonfinite.keys() for own in facts.sampled] == [{0}, set(), {1}]
+    kept = {
+        own.group: (own.about["step"], own.about["end_step"]) for own in read_inputs(it.folder, 0)
+    }
+    assert kept == {0: (1, 2), 1: (3, 4)}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"type": "mix_grpo", "window_size": 2, "iterations_per_window": 1},
+        {"type": "dgpo", "num_levels": 3, "trained_fraction": 1.0},
+    ],
+    ids=lambda own: own["type"],
+)
+def test_candidates_of_fewer_steps_than_are_trained(algorithm, tiny_families, batches):
+    changes = {"algorithm": algorithm, "rollout.screening": {"candidates": 5, "num_steps": 1}}
+    it = batches("flux", tiny_families["flux"], **{"rollout.group_size": 4, **changes})
+    fragments = [replace(own, num_steps=1) for own in it.fragments]
+    segments, facts = it.denoise(fragments, range(1), noisy=())
+    assert (len(segments), facts.num_apart) == (3, 1)
 
 
 def test_one_sample_that_is_nan_is_named_in_its_own_group(tiny_families, batches):

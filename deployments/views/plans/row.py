@@ -9,6 +9,7 @@ from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.control.protocol import Device
+from digen_core.control.schedule import Workload
 from digen_core.planning.cluster_plan import ClusterPlan
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.planner import JobPlan
@@ -55,6 +56,7 @@ class Row:
     max_staleness: int  # versions that these may be behind
     reference: str | None  # who asks the reference policy, as in schedule.reference; None: nobody
     fragment_size: int
+    batch_size: int | None  # samples denoised together; None: those of a fragment
     pack_size: int
     seconds: float  # per iteration
     samples_per_second: float
@@ -127,6 +129,7 @@ def row_of(plan: ClusterPlan) -> Row:
         max_staleness=choice.max_staleness,
         reference=_reference_in(plan.candidate.config),
         fragment_size=work.fragment_size,
+        batch_size=_batch_size(plan.candidate.config, work),
         pack_size=work.pack_size,
         seconds=own.seconds,
         samples_per_second=num_samples / own.seconds,
@@ -195,3 +198,9 @@ def _idle_shares(own: JobPlan) -> dict[str, float]:
     seconds = idle_seconds(idle_gaps(report.spans, devices, window))
     total = len(devices) * window.seconds
     return {cause: idle / total for cause, idle in seconds.items()}
+
+
+def _batch_size(config: RunConfig, work: Workload) -> int | None:
+    if config.rollout.batch_size is None:
+        return None
+    return work.fragments_per_batch * work.fragment_size

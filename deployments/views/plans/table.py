@@ -132,6 +132,7 @@ def toml_of(row: Row) -> str:
     lines = [
         "[rollout]",
         f"fragment_size = {row.fragment_size}",
+        *([f"batch_size = {row.batch_size}"] if row.batch_size else []),
         "[train]",
         f"pack_size = {row.pack_size}",
         "[cluster]",

@@ -142,7 +142,7 @@ class Fleet(Register):
         return self._index.traits_of(state.name)
 
     def to_pause(self, version: int) -> list[DeviceState]:
-        """Return the trainers whose fragment may be paused, and which hold a version."""
+        """Return the trainers whose batch may be paused, and which hold a version."""
         names = self._index.names(
             lambda traits: (
                 traits.may_pause
@@ -167,18 +167,20 @@ class Fleet(Register):
         """Return the fewest pairs that are worth a device's pack while more will come."""
         return self._rates.smallest_pack(state.device.kind, most)
 
-    def generation_speed(self, *, of_home: bool = False, of_free: bool = False) -> float:
+    def smallest_batch(self, state: DeviceState) -> int:
+        """Return the fewest samples that are worth a denoising step of a device, in a batch."""
+        return self._rates.smallest_batch(state.device.kind)
+
+    def generation_speed(self, *, of_home: bool = False) -> float:
         """Return of how many samples the devices that generate do a denoising step per second.
 
         Args:
             of_home: of those whose first role that is, whatever they do now.
-            of_free: of those that have nothing to do.
         """
         return sum(
             num * self._generation(traits)
             for traits, num in self._index.staying()
             if (traits.home if of_home else traits.mode) == "rollout"
-            and not (of_free and traits.num_queued)
         )
 
     def under_way(self, iteration: int) -> float:

@@ -1,7 +1,7 @@
 """How fast devices work on samples of the mean size, by their kind."""
 
 from digen_core.control.costs import Costs, DeviceCosts, Linear
-from digen_core.control.packing import smallest_pack
+from digen_core.control.packing import fewest_worth
 from digen_core.control.schedule import Workload
 
 UNKNOWN = DeviceCosts(step=Linear(per_item=1.0), pack=Linear(per_item=1.0))
@@ -16,6 +16,7 @@ class Rates:
         self._generation: dict[str, float] = {}
         self._training: dict[str, float] = {}
         self._smallest: dict[tuple[str, int], int] = {}
+        self._smallest_batch: dict[str, int] = {}
 
     def costs_of(self, kind: str) -> DeviceCosts:
         """Return what work costs; equal guesses where the kind is unknown."""
@@ -42,5 +43,13 @@ class Rates:
         """Return the fewest pairs that are worth a pack, of ``most`` at most, while more come."""
         size = self._smallest.get((kind, most))
         if size is None:
-            size = self._smallest[kind, most] = smallest_pack(self.costs_of(kind).pack, most)
+            size = self._smallest[kind, most] = fewest_worth(self.costs_of(kind).pack, most)
+        return size
+
+    def smallest_batch(self, kind: str) -> int:
+        """Return the fewest samples that are worth a denoising step, of a full batch at most."""
+        size = self._smallest_batch.get(kind)
+        if size is None:
+            most = self._workload.fragment_size * self._workload.fragments_per_batch
+            size = self._smallest_batch[kind] = fewest_worth(self.costs_of(kind).step, most)
         return size

@@ -40,7 +40,7 @@ def costs_of(
         return training.pack_seconds(num_pairs) + again * training.step_seconds(num_pairs)
 
     return DeviceCosts(
-        step=_line(step, config.fragment_size),
+        step=_line(step, config.batch_size),
         decode=Linear(per_item=decode),
         pack=_line(pack, config.train.pack_size),
     )

@@ -4,6 +4,7 @@ import pytest
 
 from digen_core.control import protocol as p
 from digen_core.control.controller import Controller
+from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.fragments import fragments_of
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Mixing, Schedule, Screening
@@ -642,11 +643,26 @@ def test_a_device_takes_a_full_batch_then_what_is_left():
     assert batches_of(told) == []
 
 
-def test_devices_that_have_nothing_to_do_share_what_waits():
-    told = batched(2, 12).handle(p.IterationOffered(0, TRAINED))
-    assert batches_of(told) == [["g0f0", "g1f0", "g2f0"], ["g3f0", "g4f0"]]
+def test_devices_share_what_waits():
+    """Each takes its share of the rest; of a step half is fixed, so two samples are worth it."""
+    told = batched(2, 12, num_groups=8).handle(p.IterationOffered(0, TRAINED))
+    assert [len(batch) for batch in batches_of(told)] == [4, 2]
     told = batched(4, 12).handle(p.IterationOffered(0, TRAINED))
-    assert batches_of(told) == [["g0f0", "g1f0"], ["g2f0"], ["g3f0"], ["g4f0"]]
+    assert batches_of(told) == [["g0f0", "g1f0"], ["g2f0", "g3f0"], ["g4f0"]]
+
+
+def test_a_batch_is_worth_what_is_fixed_of_a_step():
+    shape = {"num_groups": 8, "group_size": 2, "fragment_size": 2, "batch_size": 12}
+    workload = make_workload(trained_per_group=2, **shape)
+    schedule, devices = Schedule(LAYOUTS["tsp"]), make_devices("tsp", 4, 1)
+    for fixed, expected in ((0.0, [2, 2, 1, 1]), (100.0, [5, 3])):
+        line = Linear(fixed=fixed, per_item=0.1)
+        costs = Costs(kinds={"default": DeviceCosts(step=line, pack=line)})
+        it = Controller(devices, workload, schedule, costs)
+        for push in it.start():
+            it.handle(p.VersionLoaded(push.device, push.version))
+        told = it.handle(p.IterationOffered(0, TRAINED))
+        assert [len(batch) for batch in batches_of(told)] == expected
 
 
 def test_a_faster_device_takes_more():

@@ -221,6 +221,18 @@ def test_the_holder_of_the_state_is_lost(layout):
         num_redone += cluster.num_steps > cluster.version  # lost between its step and the copy
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_several_groups_are_lost_and_paused(layout):
+    share = 0.5 if LAYOUTS[layout].stale else 0.0
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=share, queue_depth=2)
+    workload = make_workload(num_groups=6, group_size=2, trained_per_group=2, batch_size=6)
+    for seed in range(max(2, EXAMPLES // 20)):
+        options = {"pause_odds": 0.3, "losses": 3, "joins": True, "mixed": Random(seed)}
+        cluster = run(schedule, workload, 3, 2, 0.0, Random(seed), **options)
+        assert cluster.num_batches > 0
+        assert cluster.num_pauses > 0
+
+
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "tcss"])
 def test_on_policy_layouts_are_never_stale(layout):
     schedule = Schedule(LAYOUTS[layout])

@@ -8,9 +8,9 @@ from hypothesis import given
 from digen_core.control.costs import Linear
 from digen_core.control.packing import (
     PairPool,
+    fewest_worth,
     pairs_by_sample,
     pairs_by_step,
-    smallest_pack,
 )
 from digen_core.control.protocol import Fragment, PairBlock
 from support.packs import make_packs
@@ -137,8 +137,8 @@ def test_removed_pairs_leave_the_pool():
     assert pool.take(5) == (PairBlock(b, 0, 0, 3),)
 
 
-def test_the_smallest_pack_by_hand():
+def test_the_fewest_worth_by_hand():
     # 0.9 / n <= 1.25 * (0.9 / 8 + 0.75) - 0.75 = 0.328: n = 3.
-    assert smallest_pack(Linear(fixed=0.9, per_item=0.75), 8) == 3
-    assert smallest_pack(Linear(per_item=0.75), 8) == 1  # nothing is fixed
-    assert smallest_pack(Linear(fixed=1.0), 8) == 7  # all is fixed: 1 / n <= 1.25 / 8
+    assert fewest_worth(Linear(fixed=0.9, per_item=0.75), 8) == 3
+    assert fewest_worth(Linear(per_item=0.75), 8) == 1  # nothing is fixed
+    assert fewest_worth(Linear(fixed=1.0), 8) == 7  # all is fixed: 1 / n <= 1.25 / 8

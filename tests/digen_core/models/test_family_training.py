@@ -15,6 +15,7 @@ from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.rollout.steps import steps_of_iteration
 from digen_core.training.gradient_sum import GradientSum, PackGradient, pack_gradient
@@ -87,18 +88,18 @@ def config_of(family: str, dtype: str = "float32", transition="flow_sde", **algo
 def sampled(policy, config: RunConfig) -> Segment:
     """A fragment as a denoise task returns it."""
     x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples)
+    rows = Rows.of((0, 0), FRAGMENT.samples)
     done = list(
         denoise(
             policy,
             x,
-            condition_of(policy, [PROMPT]),
+            rows.conditions({(0, 0): condition_of(policy, [PROMPT])}),
             policy.sigmas(config.rollout.num_steps),
             steps=range(config.rollout.num_steps),
             noisy_steps=steps_of_iteration(config, 0).noisy,
             config=config.rollout,
             seed=0,
-            group=(0, 0),
-            samples=FRAGMENT.samples,
+            rows=rows,
         )
     )
     latents = np.stack([to_array(x), *(to_array(step.x_next) for step in done)])

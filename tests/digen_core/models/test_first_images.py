@@ -17,6 +17,7 @@ from digen_core.models.policy import TRAINER_PARTS
 from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.evaluation import sample_images
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.edits import check_counted_shapes, check_trainer, source
@@ -107,8 +108,7 @@ def test_a_given_frame_ends_as_the_images_whatever_is_added_to_it(tiny_families)
         noisy_steps=(0, 1),
         config=RolloutConfig(num_steps=3),
         seed=0,
-        group=(0, 0),
-        samples=range(1),
+        rows=Rows.of((0, 0), range(1)),
     ):
         x = step.x_next
     torch.testing.assert_close(x[:, :, :1], condition["source_latents"], rtol=0, atol=1e-6)

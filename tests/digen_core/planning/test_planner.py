@@ -61,6 +61,18 @@ def test_the_plan_is_the_best_of_all_choices(switch):
     assert best.seconds <= 1.02 * min(tried.values())
 
 
+def test_batches_count_in_the_ranking():
+    """What is fixed of a step comes once for a batch."""
+    own = job()
+    batched = replace(
+        own, workload=replace(own.workload, batch_size=4 * own.workload.fragment_size)
+    )
+    for layout in ("tsp", "elastic"):
+        assert planner.estimate(batched, layout, 0.0)[0] < planner.estimate(own, layout, 0.0)[0]
+    few = replace(own, workload=replace(own.workload, batch_size=2))
+    assert max(planner.fragment_sizes(few, own.workload.group_size)) == 2, "a batch holds one"
+
+
 NIGHTLY = ("A2", "B", "B2", "C", "E", "G", "H")  # each change plans for three of them
 
 

@@ -15,6 +15,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.maths.flow_sde import LOGPROBS, flow_sde_transition
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training import gradient
 from digen_core.training.gradient import Agreement, PackMetrics, add_metrics, pack_loss
@@ -56,18 +57,18 @@ def segment(policy) -> Segment:
 def sampled(policy, rollout: RolloutConfig = ROLLOUT) -> Segment:
     """A fragment as a denoise task returns it."""
     x = initial_latent(policy, seed=0, group=(0, 0), samples=FRAGMENT.samples, config=rollout)
+    rows = Rows.of((0, 0), FRAGMENT.samples)
     done = list(
         denoise(
             policy,
             x,
-            policy.encode(["a red circle"]),
+            rows.conditions({(0, 0): policy.encode(["a red circle"])}),
             policy.sigmas(rollout.num_steps),
             steps=range(rollout.num_steps),
             noisy_steps=TRAINED,
             config=rollout,
             seed=0,
-            group=(0, 0),
-            samples=FRAGMENT.samples,
+            rows=rows,
         )
     )
     kept = [to_stored(latent, rollout.storage) for latent in (x, *(step.x_next for step in done))]

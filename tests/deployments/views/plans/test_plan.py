@@ -69,6 +69,17 @@ def test_the_printed_config_is_one_that_trains_so(small, capsys):
     assert config.cluster.rollout_workers + config.cluster.trainer_workers == 2
 
 
+def test_a_plan_of_batches_prints_them(small, capsys):
+    here = (small, "--cluster", "2-cores", "--rollout.fragment-size", "1")
+    batched = (*here, "--rollout.batch-size", "3")
+    best = plans_of(capsys, *batched)[0]
+    assert best["fragment_size"] <= 2, "a batch of three holds no fragment of four"
+    assert best["batch_size"] in (2, 3)
+    assert run(["plan", *batched]) == 0
+    assert f"\nbatch_size = {best['batch_size']}\n" in capsys.readouterr().out
+    assert plans_of(capsys, *here)[0]["batch_size"] is None
+
+
 def test_who_asks_the_reference_policy_is_planned_where_it_is_asked(small, capsys):
     here = (small, "--cluster", "32x-h100")
     assert {own["reference"] for own in plans_of(capsys, *here)} == {None}
