@@ -21,8 +21,8 @@ from digen_core.rewards.kinds import kind_means, kind_scores
 from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch, Submitted, require_devices
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
+from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
 from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
@@ -52,7 +52,7 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     count = run.config.evaluation.grid_prompts
     say(f"evaluating version {run.progress.version} on {len(run.evaluation_prompts)} prompts")
     with Completions() as completions:
-        parts = _Evaluation(run, Batch(run, completions)).run()
+        parts = _Evaluation(run, TaskSet(run, completions)).run()
     report = _report(run, tag, [part.rewards(run.config) for part in parts])
     pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
     shown = run.evaluation_prompts[:count]
@@ -111,12 +111,12 @@ class _Part:
 class _Evaluation:
     """The tasks of an evaluation, by parts, each on a device and in the pools."""
 
-    def __init__(self, run: RunContext, batch: Batch) -> None:
+    def __init__(self, run: RunContext, task_set: TaskSet) -> None:
         settings, count = run.config.evaluation, len(run.evaluation_prompts)
         size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
         ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._run = run
-        self._batch = batch
+        self._task_set = task_set
         self._pools = Pool.that_see("samples", run.config)
         pooled = {n: r for pool in self._pools for n, r in pool.rewards.items()}
         self._needed = forms_of(that_see(pooled, "samples"))  # of samples, by pools
@@ -130,17 +130,17 @@ class _Evaluation:
         """Have the holder of the state take out of it what is evaluated."""
         progress = self._run.progress
         label = f"publish average v{progress.version}"
-        return self._batch.submit(
+        return self._task_set.submit(
             publish, label, progress.holder, state=progress.state, average=True, expected=0.0
         )
 
     def run(self) -> list[_Part]:
         """Return the parts with all that was asked of them."""
         self._submit(self._parts)
-        while self._batch.num_pending:
+        while self._task_set.num_pending:
             count(sum(part.is_done for part in self._parts), len(self._parts))
             try:
-                self._take(self._batch.next())
+                self._take(self._task_set.next())
             except DevicesLostError as lost:
                 self._move(lost.names)
         return self._parts
@@ -173,12 +173,12 @@ class _Evaluation:
         progress, gone = self._run.progress, set(lost)
         if progress.holder in lost:
             take_over(self._run)
-            self._batch.forget([self._average])
+            self._task_set.forget([self._average])
             self._average = self._publish()
             gone = {part.device for part in self._parts}  # all that is sampled waits for it
         moving = [part for part in self._parts if part.device in gone and not part.is_done]
         for part in moving:
-            self._batch.forget(part.submitted())
+            self._task_set.forget(part.submitted())
             part.pending.clear()
             part.scored.clear()
             part.thumbnails = None
@@ -190,7 +190,7 @@ class _Evaluation:
         name = f"v{run.progress.version} b{part.number:02d}"
         size = run.config.model.size
         prompts = [run.evaluation_prompts[index].shown_in(size) for index in part.prompts]
-        sampling = self._batch.submit(
+        sampling = self._task_set.submit(
             sample_and_score,
             f"evaluate {name}",
             part.device,
@@ -206,7 +206,7 @@ class _Evaluation:
         )
         part.pending[0], samples = sampling, sampling.future
         for place, pool in enumerate(self._pools, start=1):
-            part.pending[place] = self._batch.submit(
+            part.pending[place] = self._task_set.submit(
                 score,
                 f"score {name} {pool.name}",
                 pool.name,
@@ -217,7 +217,7 @@ class _Evaluation:
                 expected=0.0,
             )
         if part.shown:
-            part.drawing = self._batch.submit(
+            part.drawing = self._task_set.submit(
                 thumbnails,
                 f"thumbnails {name}",
                 part.device,

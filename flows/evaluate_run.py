@@ -23,10 +23,10 @@ from flows.evaluate import evaluate
 from flows.launch import reopen_run
 from flows.prepare import notify_of_cut_prompts, restore_version
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from tasks.runner.completions import Completions
@@ -96,10 +96,10 @@ def restore(run_id: str) -> None:
         await_roles(run)
         try:
             with Completions() as completions:
-                batch = Batch(run, completions)
-                load_models(run, batch, run.fleet.devices)
-                notify_of_cut_prompts(run, batch, run.evaluation_prompts)
-                restore_version(run, batch, run.fleet.trainer_devices()[0])
+                task_set = TaskSet(run, completions)
+                load_models(run, task_set, run.fleet.devices)
+                notify_of_cut_prompts(run, task_set, run.evaluation_prompts)
+                restore_version(run, task_set, run.fleet.trainer_devices()[0])
             return
         except DevicesLostError:  # reported already
             continue

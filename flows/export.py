@@ -6,8 +6,8 @@ from prefect import flow
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, name_of
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch, Submitted
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
+from flows.runtime.fleet.task_set import Submitted, TaskSet
 from flows.runtime.observers import say
 from flows.runtime.publishing import publish_model
 from tasks.export import export_adapter, export_transformer
@@ -28,36 +28,36 @@ def export(run_id: str) -> None:
     folder = run.run_dir.resolve() / name  # the worker may be in another one
     say(f"exporting version {run.progress.version}")
     with Completions() as completions:
-        _export(run, Batch(run, completions), folder)
+        _export(run, TaskSet(run, completions), folder)
     publish_model(run, folder)
 
 
-def _export(run: RunContext, batch: Batch, folder: Path) -> None:
+def _export(run: RunContext, task_set: TaskSet, folder: Path) -> None:
     """Have the weights written, whatever else is lost meanwhile.
 
     Raises:
         StateLostError: as `export` does.
     """
-    exporting = _submit(run, batch, folder)
-    while batch.num_pending:
+    exporting = _submit(run, task_set, folder)
+    while task_set.num_pending:
         try:
-            batch.next()
+            task_set.next()
         except DevicesLostError as lost:
             if run.progress.holder in lost.names:
                 take_over(run)
-                batch.forget([exporting])
-                exporting = _submit(run, batch, folder)
+                task_set.forget([exporting])
+                exporting = _submit(run, task_set, folder)
         except DamagedError as error:
             run.progress.is_damaged(_kept(run))
             raise StateLostError(str(error)) from error
 
 
-def _submit(run: RunContext, batch: Batch, folder: Path) -> Submitted[Nothing]:
+def _submit(run: RunContext, task_set: TaskSet, folder: Path) -> Submitted[Nothing]:
     """Have the holder of the optimizer's state write adapters, or what a checkpoint holds."""
     holder, label = run.progress.holder, f"export v{run.progress.version}"
     if run.config.train.lora is None:
-        return batch.submit(export_transformer, label, holder, _kept(run).resolve(), folder)
-    return batch.submit(export_adapter, label, holder, run.progress.state, folder)
+        return task_set.submit(export_transformer, label, holder, _kept(run).resolve(), folder)
+    return task_set.submit(export_adapter, label, holder, run.progress.state, folder)
 
 
 def _kept(run: RunContext) -> Path:

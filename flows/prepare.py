@@ -9,10 +9,10 @@ from digen_core.config.families import FAMILIES
 from digen_core.data.prompts import Prompt
 from flows.runtime.conductor import Conductor
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models, load_pools, measure_costs, probe_loaded_rewards
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
+from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
@@ -38,7 +38,7 @@ def prepare(run_id: str) -> Conductor:
         await_roles(run)
         try:
             with Completions() as completions:
-                _make_ready(run, Batch(run, completions))
+                _make_ready(run, TaskSet(run, completions))
             conductor = Conductor(run)
             with Completions(run.inbox):
                 setup = Round(index=-1, prompts=[])
@@ -51,23 +51,23 @@ def prepare(run_id: str) -> Conductor:
             continue
 
 
-def _make_ready(run: RunContext, batch: Batch) -> None:
+def _make_ready(run: RunContext, task_set: TaskSet) -> None:
     say("loading the model on the workers")
     if run.progress.checkpoint is None and run.progress.num_resumed:
         # its model has the weights of what was trained, of which version 0 is not to be made
         run.fleet.loads_again(run.fleet.trainer_devices()[0])
     notify_of_prices(run)
     count_arithmetic(run)
-    load_models(run, batch, run.fleet.devices)
-    load_pools(run, batch)
-    probe_loaded_rewards(run, batch)
-    notify_of_cut_prompts(run, batch, (*run.prompts, *run.evaluation_prompts))
+    load_models(run, task_set, run.fleet.devices)
+    load_pools(run, task_set)
+    probe_loaded_rewards(run, task_set)
+    notify_of_cut_prompts(run, task_set, (*run.prompts, *run.evaluation_prompts))
     if run.progress.profile is None:
-        start_profile(run, measure_costs(run, batch, run.fleet.devices))
-    make_first_version(run, batch)
+        start_profile(run, measure_costs(run, task_set, run.fleet.devices))
+    make_first_version(run, task_set)
 
 
-def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Prompt]) -> None:
+def notify_of_cut_prompts(run: RunContext, task_set: TaskSet, prompts: Iterable[Prompt]) -> None:
     """Say, once, if prompts are longer than the model is given; the longest are looked at."""
     if not run.progress.once("prompts-cut"):
         return
@@ -75,14 +75,14 @@ def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Promp
     for prompt in prompts:
         most_images[prompt.text] = max(most_images.get(prompt.text, 0), len(prompt.images))
     texts = sorted(most_images, key=len, reverse=True)[:COUNTED_PROMPTS]
-    counting = batch.submit(
+    counting = task_set.submit(
         run.workers.body(count_tokens),
         "count tokens",
         run.fleet.rollout_devices()[0],
         texts,
         [most_images[text] for text in texts],
     )
-    batch.wait()
+    task_set.wait()
     if counting.facts.num_cut:
         most = counting.facts.most
         enough = min(most, FAMILIES[run.config.model.family].most_tokens)
@@ -96,27 +96,27 @@ def notify_of_cut_prompts(run: RunContext, batch: Batch, prompts: Iterable[Promp
         )
 
 
-def make_first_version(run: RunContext, batch: Batch) -> None:
+def make_first_version(run: RunContext, task_set: TaskSet) -> None:
     """Make the state that training starts from, or take up that of a checkpoint."""
     trainer = run.fleet.trainer_devices()[0]
     if run.progress.checkpoint is not None:
-        restore_version(run, batch, trainer)
+        restore_version(run, task_set, trainer)
     else:
         body = run.workers.body(start_state)
-        state = batch.submit(body, "make version 0", trainer)
+        state = task_set.submit(body, "make version 0", trainer)
         run.progress.first_state(state.future, trainer)
-        batch.wait()
+        task_set.wait()
         run.progress.first_version(0, state.facts.hash)
     with run.publishing:
         run.tracker.log_versions(dict(run.progress.hashes))
 
 
-def restore_version(run: RunContext, batch: Batch, device: str) -> None:
+def restore_version(run: RunContext, task_set: TaskSet, device: str) -> None:
     """Read the run's checkpoint on a device."""
     checkpoint = run.progress.checkpoint
     assert checkpoint is not None
     label = f"restore {checkpoint.name}"
-    state = batch.submit(restore_state, label, device, checkpoint.resolve())
+    state = task_set.submit(restore_state, label, device, checkpoint.resolve())
     run.progress.first_state(state.future, device)
-    batch.wait()
+    task_set.wait()
     run.progress.first_version(state.facts.version, state.facts.hash)

@@ -14,8 +14,8 @@ from digen_core.control import protocol
 from digen_core.control.protocol import Event, Instruction
 from flows.runtime.conditions import Conditions
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import note_broken_gang, require_no_culprit
 from flows.runtime.fleet.loading import roles_of
+from flows.runtime.fleet.task_set import note_broken_gang, require_no_culprit
 from flows.runtime.generation import Denoising
 from flows.runtime.iterations.open_iteration import OpenIteration, once
 from flows.runtime.iterations.screening import screen

@@ -14,7 +14,7 @@ from digen_core.control.protocol import Event
 from digen_core.planning.predict import expected_seconds
 from digen_core.records import Span, SpanKind
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import receipt_of
+from flows.runtime.fleet.task_set import receipt_of
 from flows.runtime.iterations.open_iteration import OpenIteration
 from tasks.body import Body
 from tasks.receipts import FactsT, Receipt

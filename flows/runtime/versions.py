@@ -15,7 +15,7 @@ from digen_core.control import protocol
 from digen_core.control.protocol import Event
 from digen_core.records import SpanKind
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify
 from flows.runtime.submission import Submitter, Work

@@ -38,7 +38,7 @@ def run(tree: dict, changes: dict) -> None:
     ],
 )
 def test_a_failing_reward_is_named(reward, message, tree, cluster_address, prefect_backend):
-    from flows.runtime.fleet.batch import TaskFailedError
+    from flows.runtime.fleet.task_set import TaskFailedError
 
     changes = {
         "rewards": {f"smooth_rewards:{reward}": 1.0},

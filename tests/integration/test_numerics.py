@@ -11,7 +11,7 @@ from deployments.cli import run as digen
 from digen_core.config.combinations import WITH_BARRIER
 from digen_core.config.run import RunConfig
 from digen_core.reference.replay import kept_iteration
-from flows.runtime.fleet.batch import TaskFailedError
+from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.iterations.patience import OutOfPatienceError
 from flows.runtime.observers import watching
 from support.layout_runs import HUGE, Case, check_weights, marked, train_only

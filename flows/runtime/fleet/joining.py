@@ -19,9 +19,9 @@ from prefect.states import Cancelled
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from flows.runtime.context import RunContext, context_of
-from flows.runtime.fleet.batch import Batch
 from flows.runtime.fleet.loading import load_models, measure_costs
 from flows.runtime.fleet.losses import DevicesLostError, look
+from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.fleet.watch import LOOK_SECONDS
 from flows.runtime.notify import notify
@@ -164,11 +164,11 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
     found = answering[0]
     device, kind = replace(found, roles=newcomer.roles), found.kind
     with Completions() as completions:
-        batch = Batch(run, completions, newcomer.check)
-        load_models(run, batch, [device])
+        task_set = TaskSet(run, completions, newcomer.check)
+        load_models(run, task_set, [device])
         if kind in run.progress.known_costs.kinds:
             return Joined(device, {})
-        return Joined(device, measure_costs(run, batch, [device]))
+        return Joined(device, measure_costs(run, task_set, [device]))
 
 
 def new_workers(run: RunContext, workers: Mapping[str, Presence]) -> list[Presence]:

@@ -9,7 +9,7 @@ from digen_core.planning.profile import Measured
 from digen_core.planning.sizes import cost_of_default
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.batch import Batch, Submitted
+from flows.runtime.fleet.task_set import Submitted, TaskSet
 from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
 from flows.runtime.workload import layout_of
@@ -24,7 +24,7 @@ from tasks.score import Pool, load_rewards, make_up_latents, probe_rewards
 from tasks.setup import load_model
 
 
-def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> None:
+def load_models(run: RunContext, task_set: TaskSet, devices: Iterable[Device]) -> None:
     """Load the model on the workers of some devices, save those that hold it already."""
     loading: dict[Submitted[Facts], str] = {}
     for device in devices:
@@ -32,12 +32,12 @@ def load_models(run: RunContext, batch: Batch, devices: Iterable[Device]) -> Non
             _form(run, device)
             label, roles = f"load model on {device.name}", roles_of(run, device)
             body = run.workers.body(load_model)
-            submitted = batch.submit(body, label, device.name, run.config, device.name, roles)
+            submitted = task_set.submit(body, label, device.name, run.config, device.name, roles)
             loading[submitted] = run.fleet.addresses[device.name]
     total = len(loading)
     while loading:
         count(total - len(loading), total)
-        run.fleet.has_loaded(loading.pop(batch.next()))
+        run.fleet.has_loaded(loading.pop(task_set.next()))
 
 
 def _form(run: RunContext, device: Device) -> None:
@@ -87,22 +87,22 @@ def _with_fit_spares(run: RunContext, address: str, silence: float) -> Presence 
             )
 
 
-def load_pools(run: RunContext, batch: Batch) -> None:
+def load_pools(run: RunContext, task_set: TaskSet) -> None:
     """Load what they score with on the workers of the pools.
 
     One that is lost meanwhile is not waited for: who takes its place loads before it scores.
     """
     loading = [
-        batch.submit(load_rewards, f"load rewards on {worker.name}", worker.address, pool)
+        task_set.submit(load_rewards, f"load rewards on {worker.name}", worker.address, pool)
         for pool, worker in _workers_of_pools(run)
     ]
-    if batch.num_pending:
+    if task_set.num_pending:
         say("loading the rewards on their workers")
-    batch.wait(counted=True)
+    task_set.wait(counted=True)
     _tell_of_lost(run, loading)
 
 
-def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
+def probe_loaded_rewards(run: RunContext, task_set: TaskSet) -> None:
     """Call the rewards that only workers can make once on each of their workers.
 
     One of a pool that is lost meanwhile is not waited for.
@@ -120,10 +120,10 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
     latents = None
     if any("latents" in forms_of(rewards) for *_, rewards in asked):
         maker = run.fleet.rollout_devices()[0]
-        latents = batch.submit(make_up_latents, f"make up latents on {maker}", maker).future
+        latents = task_set.submit(make_up_latents, f"make up latents on {maker}", maker).future
     for name, where, pool, rewards in asked:
         if rewards:
-            submitted = batch.submit(
+            submitted = task_set.submit(
                 probe_rewards,
                 f"probe rewards on {name}",
                 where,
@@ -134,7 +134,7 @@ def probe_loaded_rewards(run: RunContext, batch: Batch) -> None:
                 latents=latents,
             )
             probing.append(submitted)
-    batch.wait()
+    task_set.wait()
     _tell_of_lost(run, probing)
     ended = [submitted for submitted in probing if submitted.receipt is not None]
     for note in (note for submitted in ended for note in submitted.facts.notes):
@@ -171,13 +171,13 @@ def roles_of(run: RunContext, device: Device) -> list[Role]:
 
 
 def measure_costs(
-    run: RunContext, batch: Batch, devices: Sequence[Device]
+    run: RunContext, task_set: TaskSet, devices: Sequence[Device]
 ) -> dict[Device, Measured]:
     """Measure the work of devices, unless its costs are fixed.
 
     Args:
         run: its context.
-        batch: of the flow run.
+        task_set: of the flow run.
         devices: that hold the model. One that generates, or another of the run, encodes for all.
     """
     if run.workers.fixed_costs is not None:
@@ -187,9 +187,9 @@ def measure_costs(
     generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
     where = [*generating, *run.fleet.rollout_devices()][0]
     prompt = SizedPrompt(run.prompts[0], run.config.model.size)
-    condition = batch.submit(encode, "encode for measuring", where, [prompt.shown]).future
+    condition = task_set.submit(encode, "encode for measuring", where, [prompt.shown]).future
     measuring = {
-        device: batch.submit(
+        device: task_set.submit(
             measure,
             f"measure {device.name}",
             device.name,
@@ -199,7 +199,7 @@ def measure_costs(
         )
         for device in devices
     }
-    batch.wait(counted=True)
+    task_set.wait(counted=True)
     cost = cost_of_default(run.config.model, len(run.prompts[0].images))
     return {
         device: submitted.facts.measured.of_mean_size(cost)

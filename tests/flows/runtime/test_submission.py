@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
-from flows.runtime.fleet.batch import TaskFailedError, receipt_of
+from flows.runtime.fleet.task_set import TaskFailedError, receipt_of
 from flows.runtime.generation import about
 from flows.runtime.submission import URGENT, Submitter, Work
 from tasks.receipts import Ran, Receipt, Trained, attach, collecting, packed

@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from flows.runtime.fleet import batch, losses
+from flows.runtime.fleet import losses, task_set
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Seen
 from tasks.cluster.presence import Presence
@@ -72,10 +72,10 @@ def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
     run.control = SimpleNamespace(check=lambda: None)
     run.watch.end = lambda ids: None
     looked = []
-    monkeypatch.setattr(batch, "require_devices", lambda *of, now: looked.append(now))
+    monkeypatch.setattr(task_set, "require_devices", lambda *of, now: looked.append(now))
     completions = SimpleNamespace(next=lambda timeout: completion)
-    tasks = batch.Batch(run, completions, lambda run: None)
-    tasks._pending[task] = batch.Submitted(None, "load model on room", "room", None)
+    tasks = task_set.TaskSet(run, completions, lambda run: None)
+    tasks._pending[task] = task_set.Submitted(None, "load model on room", "room", None)
     with pytest.raises(UserError, match="too small"):
         tasks.next()
     assert not looked

@@ -1,4 +1,4 @@
-"""Batches: tasks that need no controller, such as loading, evaluating and exporting."""
+"""Task sets: tasks that need no controller, such as loading, evaluating and exporting."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class TaskFailedError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class Submitted(Generic[FactsT_co]):
-    """A task of a batch."""
+    """A task of a set."""
 
     body: Body[..., object, FactsT_co]
     label: str  # name of the task run
@@ -48,7 +48,7 @@ class Submitted(Generic[FactsT_co]):
         self.receipt = receipt_of(completion, self.body, self.label, self.where)
 
 
-class Batch:
+class TaskSet:
     """Tasks of one flow run, each on a device or in a pool, watched until their receipts are read.
 
     Use it inside the ``Completions`` block in which the tasks are submitted.
@@ -60,7 +60,7 @@ class Batch:
         completions: Completions,
         check: Callable[[RunContext], Seen | None] | None = None,
     ) -> None:
-        """Prepare a batch.
+        """Prepare an empty set.
 
         Args:
             run: its context.
