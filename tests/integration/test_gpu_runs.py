@@ -21,10 +21,12 @@ def test_weights_equal_the_serial_reference(case, run_layout):
     check_weights(run_layout(case, **{"model.device": "cuda"}))
 
 
-def test_weights_of_a_run_with_cuda_graphs_equal_the_serial_reference(run_layout):
-    """Versions of stale groups are side by side, each with graphs of its own."""
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_weights_of_a_run_with_cuda_graphs_equal_the_serial_reference(batch_size, run_layout):
+    """Versions of stale groups are side by side, each with graphs of its own, and of each batch."""
     case = Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0)
-    check_weights(run_layout(case, **{"model.device": "cuda", "rollout.cuda_graphs": True}))
+    changes = {"rollout.cuda_graphs": True, "rollout.batch_size": batch_size}
+    check_weights(run_layout(case, **{"model.device": "cuda", **changes}))
 
 
 @pytest.mark.parametrize("family", ["sd3", "wan"])

@@ -96,7 +96,7 @@ def test_a_run_without_a_log_says_when_it_would_have_one(tmp_path):
         (lambda lines: ["{"], "is damaged: line 1: Invalid JSON"),
         (lambda lines: [*lines[:-1], lines[-1][:-9]], r"is damaged: line \d+: Invalid JSON"),
         (lambda lines: lines[1:], "is no event log of this version of digen"),
-        (lambda lines: [lines[0].replace('"format":5', '"format":4')], "is no event log of this"),
+        (lambda lines: [lines[0].replace('"format":6', '"format":5')], "is no event log of this"),
         (lambda lines: [lines[0].replace("Head", "Tail")], r"line 1: Input tag 'Tail' found"),
         (lambda lines: lines[:1], "is damaged: it has no mark to begin from"),
         (lambda lines: [lines[0], *lines[2:]], "is damaged: line 2 is out of place"),
