@@ -1,6 +1,6 @@
 """Denoising on a device: in parts that fit into memory, dealt over the members of a gang."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from digen_core.config.rollout import RolloutConfig
-from digen_core.models.policy import Policy
+from digen_core.models.policy import Condition, Policy
 from digen_core.rollout.finished import is_asked, with_answers
 from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.rows import Rows
@@ -22,7 +22,7 @@ from digen_core.transport.arrays import (
     to_tensors,
 )
 from tasks.gang.together import together
-from tasks.worker.engine import engine_of
+from tasks.worker.engine import Engine, engine_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,19 @@ def denoise_part(
     """
     engine = engine_of(run_id)
     engine.activate(version)
-    config, gang, group = engine.config, engine.gang, rows.parts[0].group
+    config, group = engine.config, rows.parts[0].group
     policy, levels = engine.policy_of(*group), to_tensor(sigmas, engine.policy.device)
-    of_groups = {place: to_tensors(own, policy.device) for place, own in conditions.items()}
     is_candidate = config.rollout.screens(group[1])
     rollout = config.rollout.of_candidates if is_candidate else config.rollout
     asks_nothing = is_candidate or config.trains_clean
-    own = gang.computed(len(rows))
+    asks_of_ends = is_asked(config) and not is_candidate and steps.stop == len(sigmas) - 1
 
-    def part_of(part: slice) -> list[DenoisedStep]:
-        part = slice(own.start + part.start, own.start + part.stop)
-        here = rows.part(part)
-        condition = here.conditions(of_groups)
+    def steps_of(own: Rows, part: slice, condition: Condition) -> list[DenoisedStep]:
         if before is None:
-            x = _starts(policy, config.seed, here, rollout)
+            x = _starts(policy, config.seed, own, rollout)
         else:
             x = to_tensor(before[part], policy.device)
+        use = None if asks_nothing else ReferenceUse.of(config, own, len(sigmas) - 1)
         with engine.old_policy():
             done = list(
                 denoise(
@@ -96,20 +93,45 @@ def denoise_part(
                     noisy_steps=noisy_steps,
                     config=rollout,
                     seed=config.seed,
-                    rows=here,
+                    rows=own,
                     clean=None if clean is None else to_tensor(clean[part], policy.device),
-                    reference=None
-                    if asks_nothing
-                    else ReferenceUse.of(config, here, len(sigmas) - 1),
+                    reference=use,
                     zeroed=True,
                 )
             )
-        if is_asked(config) and not is_candidate and steps.stop == len(sigmas) - 1:
-            done[-1] = with_answers(done[-1], policy, condition, levels, config=config, rows=here)
+        if asks_of_ends:
+            done[-1] = with_answers(done[-1], policy, condition, levels, config=config, rows=own)
         return done
 
-    size, num_own = config.size_of(*group), own.stop - own.start
-    made = engine.fitting.in_parts("denoise", size, num_own, part_of)
+    return _in_parts(engine, rows, conditions, steps_of)
+
+
+def _in_parts(
+    engine: Engine,
+    rows: Rows,
+    conditions: Mapping[tuple[int, int], Arrays],
+    work: Callable[[Rows, slice, Condition], list[DenoisedStep]],
+) -> list[DenoisedPart]:
+    """Do something with this member's share of samples, as many at once as fit (collective).
+
+    Args:
+        engine: of the device.
+        rows: the samples.
+        conditions: of each of their groups.
+        work: does it with some of them: which they are, where among all, and their conditions.
+    """
+    config, gang, group = engine.config, engine.gang, rows.parts[0].group
+    device = engine.policy.device
+    of_groups = {place: to_tensors(own, device) for place, own in conditions.items()}
+    share = gang.computed(len(rows))
+
+    def part_of(part: slice) -> list[DenoisedStep]:
+        part = slice(share.start + part.start, share.start + part.stop)
+        own = rows.part(part)
+        return work(own, part, own.conditions(of_groups))
+
+    size, number = config.size_of(*group), share.stop - share.start
+    made = engine.fitting.in_parts("denoise", size, number, part_of)
     parts = [stored(part, config.rollout.storage, len(made)) for part in made]
     return gang.gather(parts if gang.counts(len(rows)) else [])
 
@@ -153,22 +175,15 @@ def answers_part(
     """
     engine = engine_of(run_id)
     engine.activate(version)
-    config, gang, group = engine.config, engine.gang, rows.parts[0].group
-    policy, levels = engine.policy_of(*group), to_tensor(sigmas, engine.policy.device)
-    of_groups = {place: to_tensors(own, policy.device) for place, own in conditions.items()}
-    own = gang.computed(len(rows))
+    config, policy = engine.config, engine.policy_of(*rows.parts[0].group)
+    levels = to_tensor(sigmas, policy.device)
 
-    def part_of(part: slice) -> list[DenoisedStep]:
-        part = slice(own.start + part.start, own.start + part.stop)
-        x, here = to_tensor(clean[part], policy.device), rows.part(part)
+    def steps_of(own: Rows, part: slice, condition: Condition) -> list[DenoisedStep]:
+        x = to_tensor(clean[part], policy.device)
         last = DenoisedStep(config.rollout.num_steps - 1, x, x, None)
-        condition = here.conditions(of_groups)
-        return [with_answers(last, policy, condition, levels, config=config, rows=here)]
+        return [with_answers(last, policy, condition, levels, config=config, rows=own)]
 
-    size = config.size_of(*group)
-    made = engine.fitting.in_parts("denoise", size, own.stop - own.start, part_of)
-    parts = [stored(part, config.rollout.storage, len(made)) for part in made]
-    return gang.gather(parts if gang.counts(len(rows)) else [])
+    return _in_parts(engine, rows, conditions, steps_of)
 
 
 def stored(done: list[DenoisedStep], precision: Precision, num_parts: int) -> DenoisedPart:

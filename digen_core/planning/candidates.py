@@ -15,7 +15,7 @@ from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.gang.degrees import check_degree, check_shards
-from digen_core.planning.capacity import Fit, ShortageError, fit
+from digen_core.planning.capacity import Fit, ShortageError, fit_recipe
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import DeviceGroup
 from digen_core.planning.gang_settings import GANGS
@@ -131,13 +131,7 @@ class _Memories:
         """Hold a config against the devices; raises what ``capacity.fit`` does."""
         sizes = {group.members for group in cluster.devices}
         memories = {size: self._of(config, size) for size in sizes}
-        return fit(
-            cluster,
-            memories,
-            config.rollout.group_size,
-            config.train.pack_size,
-            config.rollout.batch_size or 1,
-        )
+        return fit_recipe(config, cluster, memories)
 
     def _of(self, config: RunConfig, size: int) -> Memory:
         """Return the memory of each GPU of a gang.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import ROLES, DeviceGroup
@@ -88,6 +89,13 @@ def fit(
         helps,
         assists,
     )
+
+
+def fit_recipe(config: RunConfig, cluster: Cluster, memories: Mapping[int, Memory]) -> Fit:
+    """Return what ``fit`` does for fragments of up to a group, and a config's packs and batches."""
+    rollout = config.rollout
+    sizes = rollout.group_size, config.train.pack_size, rollout.batch_size or 1
+    return fit(cluster, memories, *sizes)
 
 
 def least(memory: Memory, roles: Collection[str]) -> int:

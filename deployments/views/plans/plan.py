@@ -17,7 +17,7 @@ from digen_core.planning.candidates import (
     leaves_gangs_open,
     may_be_staged,
 )
-from digen_core.planning.capacity import Fit, ShortageError, fit
+from digen_core.planning.capacity import Fit, ShortageError, fit_recipe
 from digen_core.planning.cluster_plan import (
     FASTEST,
     Aim,
@@ -199,13 +199,7 @@ def _in_gangs(
 
 def _fitting(config: RunConfig, cluster: Cluster, memory_in: MemoryIn) -> Fit:
     memories = {size: memory_in(size) for size in {group.members for group in cluster.devices}}
-    return fit(
-        cluster,
-        memories,
-        config.rollout.group_size,
-        config.train.pack_size,
-        config.rollout.batch_size or 1,
-    )
+    return fit_recipe(config, cluster, memories)
 
 
 def _advice(config: RunConfig, cluster: Cluster) -> str:

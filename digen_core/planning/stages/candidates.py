@@ -5,7 +5,7 @@ from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.planning.candidates import Candidate, MemoryOf
-from digen_core.planning.capacity import ShortageError, fit
+from digen_core.planning.capacity import ShortageError, fit_recipe
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.sizes import Sizes
 from digen_core.planning.stages.chain import Chain
@@ -59,13 +59,7 @@ def _fitted(staged: Staged, memory_of: MemoryOf) -> Candidate | None:
     sizes = {group.members for group in staged.devices.devices}
     memories = {size: memory_of(counted, size) for size in sizes}
     try:
-        room = fit(
-            staged.devices,
-            memories,
-            config.rollout.group_size,
-            config.train.pack_size,
-            config.rollout.batch_size or 1,
-        )
+        room = fit_recipe(config, staged.devices, memories)
     except ShortageError:
         return None
     return Candidate(config, staged.devices, room, staged.ranks, staged.left_out)
