@@ -2,6 +2,7 @@
 
 import pytest
 
+from digen_core.control.costs import DeviceCosts, Linear
 from digen_core.control.layout import LAYOUTS
 from digen_core.planning.search import Choice, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
@@ -37,6 +38,7 @@ TERMS = Terms(
     trainer_speed=2.0,
     num_groups=10,
     fragment=2.0,
+    reference=DeviceCosts(step=Linear(), pack=Linear()),
     reward=5.0,
     group_reward=0.5,
     optimizer_step=1.0,

@@ -15,6 +15,7 @@ from digen_core.config.train import TrainConfig
 from digen_core.control.protocol import Fragment
 from digen_core.models.trainable import initial_weights
 from digen_core.models.versions import versions_of
+from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import denoise, initial_latent
 from digen_core.training.gradient_sum import GradientSum, pack_gradient
 from digen_core.training.optimizer import optimizer_step
@@ -101,17 +102,17 @@ def payloads(tiny_flux) -> dict:
     rollout, samples = RolloutConfig(num_steps=3), range(16)
     sigmas, condition = policy.sigmas(3), policy.encode(["a red circle"])
     x = initial_latent(policy, seed=0, group=(0, 0), samples=samples)
+    rows = Rows.of((0, 0), samples)
     done = denoise(
         policy,
         x,
-        condition,
+        rows.conditions({(0, 0): condition}),
         sigmas,
         steps=range(3),
         noisy_steps=range(2),
         config=rollout,
         seed=0,
-        group=(0, 0),
-        samples=samples,
+        rows=rows,
     )
     first, *rest = list(done)
     latents = np.stack([to_array(x), to_array(first.x_next), *(to_array(d.x_next) for d in rest)])
