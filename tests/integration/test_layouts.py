@@ -124,7 +124,8 @@ class Killer:
         self.pid, self.kind, self.has_killed = pid, kind, False
 
     def __call__(self, event: p.Event) -> None:
-        about = getattr(event, "batch", getattr(event, "pack", event))
+        parts = (getattr(event, name, None) for name in ("batch", "fragment", "pack"))
+        about = next(filter(None, parts), event)
         if isinstance(event, self.kind) and about.iteration == 1 and not self.has_killed:
             os.kill(self.pid, signal.SIGKILL)
             self.has_killed = True

@@ -16,7 +16,14 @@ NFT = {"algorithm.type": "diffusion_nft"}
 AS_SAMPLES = {"rollout.screening": {"candidates": CANDIDATES}}
 SOMETIMES_NONE = {"rewards": {"odd": ODD["rewards"]["odd"]}}
 REFILLED = {"rewards": {"smooth_rewards:partly_equal": 1.0}, "rollout.refill": 2}
-WINDOW = {"algorithm": {"type": "mix_grpo", "window_size": 3, "iterations_per_window": 1}}
+WINDOW = {
+    "algorithm": {
+        "type": "mix_grpo",
+        "window_size": 2,
+        "untrained_tail": 1,
+        "iterations_per_window": 1,
+    }
+}
 """More steps are trained than a candidate has."""
 CASES = [
     (Case("tag", (2, 1), 2, 3, helping=True, pauses=True), IN_FLOAT8),
