@@ -17,7 +17,7 @@ from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
 from digen_core.rollout.sampler import nonfinite_text
 from digen_core.transport.arrays import Arrays, to_arrays, to_tensor
 from digen_core.transport.images import name_of, write_image
-from digen_core.transport.segment import Segment
+from digen_core.transport.segment import Segment, Segments
 from tasks.body import body
 from tasks.receipts import Scored
 from tasks.score import scores_of
@@ -37,7 +37,7 @@ def decode_and_score(
     *,
     prompt: Prompt,
     fragment: Fragment,
-    segments: tuple[Segment, ...],
+    segments: Segments,
     run_dir: Path,
 ) -> tuple[Arrays, Scored]:
     """Reward the samples of a fragment, decoded or by their clean latents, as the rewards take.

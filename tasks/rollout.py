@@ -16,7 +16,7 @@ from digen_core.rollout.sampler import nonfinite_text, schedule_of
 from digen_core.rollout.sampling import Sampling
 from digen_core.rollout.steps import steps_of_group, steps_to_keep
 from digen_core.transport.arrays import Arrays, to_array, to_arrays
-from digen_core.transport.segment import Segment
+from digen_core.transport.segment import Segment, Segments
 from digen_core.transport.trajectories import write_segment
 from tasks.body import body
 from tasks.denoising import DenoisedPart, denoise_part, joined, rows_of
@@ -24,9 +24,6 @@ from tasks.receipts import Denoised, Nothing, Sampled
 from tasks.worker.engine import Engine, working
 from tasks.worker.nonfinite import input_of, keep_or_fail
 from tasks.worker.profiling import profiled
-
-Segments = tuple[Segment, ...]
-"""What a denoise task returns: a stretch of each fragment of its batch."""
 
 
 @body("encode", Nothing)

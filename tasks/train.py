@@ -24,7 +24,7 @@ from digen_core.training.gradient_sum import (
 from digen_core.training.pairs import CleanPairs, Pairs, gather_pairs, to_kept
 from digen_core.transport.arrays import Arrays
 from digen_core.transport.kept_inputs import KeptInput
-from digen_core.transport.segment import Segment
+from digen_core.transport.segment import Segment, Segments
 from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import NOT_SHARED, Reduced, Trained
@@ -46,7 +46,7 @@ def train_pack(
     *,
     pack: Pack,
     version: int,
-    segments: list[tuple[Segment, ...]],
+    segments: list[Segments],
     conditions: list[dict[str, Arrays]],
     keys: dict[int, str],
     advantages: dict[int, np.ndarray],

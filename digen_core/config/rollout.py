@@ -40,6 +40,11 @@ def largest_fragment(group_size: int, workers: int, tokens: int) -> int:
     return max(n for n in range(1, max(most, 1) + 1) if group_size % n == 0)
 
 
+def full_fragments(batch_size: int | None, fragment_size: int) -> int:
+    """Return how many full fragments a batch of so many samples holds, one at least; None: one."""
+    return max(1, (batch_size or 0) // fragment_size)
+
+
 def check_levels(levels: Sequence[float], shift: float | None) -> None:
     """Raise ValueError if named noise levels are no schedule, or there is another one beside."""
     if not levels:
@@ -212,6 +217,10 @@ class RolloutConfig(Strict):
                 "that candidates would cost more than samples; use 'float8' for both, or for "
                 "screening alone."
             )
+
+    def largest_batch(self, fragment_size: int) -> int:
+        """Return the most samples that are denoised together: in fragments of a size."""
+        return fragment_size * full_fragments(self.batch_size, fragment_size)
 
     @property
     def num_drawn(self) -> int:

@@ -137,7 +137,7 @@ class RunConfig(Strict):
     @property
     def batch_size(self) -> int:
         """Most samples denoised together: the whole fragments in ``rollout.batch_size``."""
-        return max(1, (self.rollout.batch_size or 0) // self.fragment_size) * self.fragment_size
+        return self.rollout.largest_batch(self.fragment_size)
 
     @property
     def evaluation_steps(self) -> int:

@@ -71,10 +71,12 @@ class DeviceCosts(Strict):
         """Return the seconds to generate a fragment from its first step to its images."""
         return num_steps * self.step(num_samples) + self.decode(num_samples)
 
-    def fragments(self, work: Workload, number: int) -> float:
-        """Return the seconds to generate so many full fragments one after the other, in batches."""
-        size = work.fragment_size
-        return number * self.decode(size) + work.mean_steps * self._steps(work, size, number)
+    def fragments(self, work: Workload, size: int, number: int, num_steps: float) -> float:
+        """Return the seconds to generate so many fragments of a size, in full batches."""
+        full, rest = divmod(number, work.fragments_per_batch)
+        step = full * self.step(work.fragments_per_batch * size)
+        step += self.step(rest * size) if rest else 0.0
+        return number * self.decode(size) + num_steps * step
 
     def generation(self, work: Workload) -> float:
         """Return W_g: the seconds to generate an iteration in full batches."""
@@ -85,14 +87,8 @@ class DeviceCosts(Strict):
             sizes = {work.fragment_size: full * work.num_groups, rest: work.num_groups}
             for size, number in sizes.items():
                 if size:
-                    seconds += number * self.decode(size) + steps * self._steps(work, size, number)
+                    seconds += self.fragments(work, size, number, steps)
         return seconds
-
-    def _steps(self, work: Workload, size: int, number: int) -> float:
-        """Return the seconds of a step of so many fragments of a size, in full batches."""
-        full, rest = divmod(number, work.fragments_per_batch)
-        seconds = full * self.step(work.fragments_per_batch * size)
-        return seconds + (self.step(rest * size) if rest else 0.0)
 
     def training(self, work: Workload, num_trained_steps: float, pack_size: int) -> float:
         """Return W_t(b): the seconds to train an iteration in packs of b pairs."""

@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean
 from typing import Final, Literal, TypeVar, get_args
 
-from digen_core.config.rollout import is_of_candidates
+from digen_core.config.rollout import full_fragments, is_of_candidates
 from digen_core.config.train import DealtBy, dealt_units
 from digen_core.control.layout import Layout
 
@@ -163,7 +163,7 @@ class Workload:
     @property
     def fragments_per_batch(self) -> int:
         """Most fragments that are denoised together."""
-        return max(1, self.batch_size // self.fragment_size)
+        return full_fragments(self.batch_size, self.fragment_size)
 
     def screens(self, group: int) -> bool:
         """Say whether a group is one of candidates."""

@@ -273,7 +273,7 @@ def _formula(job: Job, layout: LayoutName, split: int | None, share: float) -> f
     if split is not None and LAYOUTS[layout].trainers_help and not share:
         speed = terms.speed
     most = ceil(work.num_fragments / max(1, int(speed)))
-    generation = terms.reference.fragments(work, most) * speed
+    generation = speed * terms.reference.fragments(work, work.fragment_size, most, work.mean_steps)
     return FORMULAS[layout](replace(terms, generation=generation))
 
 

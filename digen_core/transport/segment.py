@@ -7,6 +7,9 @@ import numpy as np
 from digen_core.control.protocol import Fragment
 from digen_core.transport.arrays import from_stored
 
+Segments = tuple["Segment", ...]
+"""What a denoise task returns: a stretch of each fragment of its batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
