@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
-from unittest.mock import patch
+from threading import Lock
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,10 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from digen_core.config.parallel import ParallelConfig
 from digen_core.gang.members import ALONE, Gang
+
+REAL_GROUPS: Final = Lock()
+"""Held while the groups of this process are hidden or seen again, and while another thread aborts
+them: one that was hidden half aborted would be neither."""
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def fake_gang(config: ParallelConfig, size: int, rank: int = 0) -> Iterator[Gang
         yield ALONE
         return
     isolate = cast(Any, torch._C)._distributed_c10d._set_thread_isolation_mode  # of groups' names
-    with patch.object(distributed_c10d, "_world", ThreadLocalWorld()):
+    with _hidden_groups():
         isolate(True)
         try:
             dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
@@ -39,3 +43,16 @@ def fake_gang(config: ParallelConfig, size: int, rank: int = 0) -> Iterator[Gang
             if dist.is_initialized():
                 dist.destroy_process_group()
             isolate(False)
+
+
+@contextmanager
+def _hidden_groups() -> Iterator[None]:
+    """Hide the groups that this process is in, as long as the body lasts."""
+    module = cast(Any, distributed_c10d)
+    with REAL_GROUPS:
+        real, module._world = module._world, ThreadLocalWorld()
+    try:
+        yield
+    finally:
+        with REAL_GROUPS:
+            module._world = real

@@ -8,16 +8,18 @@ from contextlib import suppress
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import AF_INET, AF_INET6, getaddrinfo, socket
-from threading import Lock, Thread
+from threading import Thread
 from typing import Final
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _abort_process_group, _set_pg_timeout
 
 from digen_core.gang.meshes import COLLECTIVE
+from digen_core.planning.fake_gang import REAL_GROUPS
 from tasks.gang.messages import Join
 
 MEETING: Final = timedelta(minutes=2)
@@ -26,7 +28,6 @@ MEETING: Final = timedelta(minutes=2)
 LOOK_SECONDS: Final = 0.2
 """Between two looks at whether members that are waited for can still come."""
 
-_aborting = Lock()
 _given_up: Thread | None = None  # which waits for members that do not come
 _interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
@@ -55,6 +56,8 @@ def form_group(join: Join, host: str, listener: socket | None = None) -> dist.Pr
         _take_for_nccl(interface)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # By it members name their groups, so they must agree: one that was not formed has counted, too.
+    distributed_c10d._world.group_count = 0
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
@@ -155,7 +158,7 @@ def abort_group(group: dist.ProcessGroup | None) -> bool:
     Args:
         group: what `form_group` returned; None: there is none yet.
     """
-    with _aborting:
+    with REAL_GROUPS:
         is_default = group is not None and dist.group.WORLD is group
         if is_default:
             _abort_process_group()

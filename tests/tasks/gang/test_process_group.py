@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from digen_core.config.parallel import ParallelConfig
 from digen_core.gang.meshes import COLLECTIVE, mesh_of
+from digen_core.planning.fake_gang import fake_gang
 from support.gpu import DEVICES
 from tasks.gang import process_group
 from tasks.gang.messages import Join
@@ -117,6 +119,41 @@ def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, quiet):
     assert not abort_group(first)
     assert dist.is_initialized()
     leave_group(joined(folders[1], 1))
+
+
+def test_one_that_was_not_formed_leaves_its_name_to_the_next(tmp_path, monkeypatch, quiet):
+    """A member that was in none before would meet the others by no other name."""
+    monkeypatch.setattr(process_group, "MEETING", timedelta(seconds=1))
+    with pytest.raises(ConnectionError):
+        form_group(joined(tmp_path, 2), "192.0.2.1")
+    folder = tmp_path / "next"
+    folder.mkdir()
+    assert form_group(joined(folder, 1), "192.0.2.1").group_name == "0"
+    leave_group(joined(folder, 1))
+
+
+def test_no_group_is_hidden_half_aborted(tmp_path, monkeypatch, quiet):
+    """A follower fails just when its leader begins to count what a model needs."""
+    begun, hidden = Event(), Event()
+    abort = process_group._abort_process_group
+
+    def slowly():
+        begun.set()
+        assert not hidden.wait(0.5)
+        abort()
+
+    def count():
+        assert begun.wait(60)
+        with fake_gang(ParallelConfig(), 2):
+            hidden.set()
+
+    monkeypatch.setattr(process_group, "_abort_process_group", slowly)
+    group = form_group(joined(tmp_path, 1), "192.0.2.1")
+    with ThreadPoolExecutor() as pool:
+        counting = pool.submit(count)
+        assert abort_group(group)
+        counting.result(60)
+    assert not dist.is_initialized()
 
 
 def test_the_interface_is_that_of_the_address_at_which_a_worker_is():
