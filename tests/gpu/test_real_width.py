@@ -237,7 +237,7 @@ GRAPHS = [
 @pytest.mark.parametrize(
     "tables",
     [
-        GRAPHS[0],
+        pytest.param(GRAPHS[0], marks=pytest.mark.families),  # daily: test_cuda_graphs.py
         *(pytest.param(own, marks=pytest.mark.nightly) for own in GRAPHS[1:]),
     ],
     ids=["plain", "float8", "compiled"],

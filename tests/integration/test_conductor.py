@@ -92,7 +92,10 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
 
 @pytest.mark.parametrize(
     "limit",
-    [{"max_minutes": 1e-6}, {"max_cost": 1e-6, "cluster.price_per_hour": {"cpu": 2.5}}],
+    [
+        pytest.param({"max_minutes": 1e-6}, marks=pytest.mark.operation),
+        {"max_cost": 1e-6, "cluster.price_per_hour": {"cpu": 2.5}},
+    ],
     ids=["time", "money"],
 )
 def test_a_run_whose_limit_is_reached_ends_after_the_iteration(

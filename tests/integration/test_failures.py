@@ -131,6 +131,7 @@ def test_on_a_running_cluster_the_workers_try_functions_too(
         run(tree, {"rewards": {"smooth_rewards:broken": 1.0}})
 
 
+@pytest.mark.operation
 def test_a_lost_worker_is_named(tree, prefect_backend):
     from tasks.cluster.calls import WorkerLostError
 

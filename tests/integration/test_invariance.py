@@ -73,13 +73,13 @@ CASES = {
 
 
 def in_turns() -> list:
-    """Every fourth case on 1+1 or 2+2 workers in turns; the others are for `make test-layouts`."""
+    """Every sixth case on 1+1 or 2+2 workers in turns; the others are for `make test-layouts`."""
     return [
         pytest.param(
             case,
             workers,
             id=f"{case}-{workers[0]}+{workers[1]}",
-            marks=[] if place % 4 == 0 and (place // 4 + turn) % 2 == 0 else [pytest.mark.layouts],
+            marks=[] if place % 6 == 0 and (place // 6 + turn) % 2 == 0 else [pytest.mark.layouts],
         )
         for place, case in enumerate(CASES)
         for turn, workers in enumerate([(1, 1), (2, 2)])

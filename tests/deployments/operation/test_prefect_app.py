@@ -62,7 +62,7 @@ prefect_app.main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.operation
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="it is not glibc")
 def test_threads_of_the_server_share_what_malloc_keeps(tmp_path):
     """Else each of Prefect's connections, which are threads, keeps what it freed to itself."""

@@ -33,9 +33,7 @@ DAILY = {
     2: [
         Case("flux", lora=True, tokens=2, shard=True, packs=2),
         Case("flux", lora=False, tokens=1, shard=True, checkpointing=True, packs=2),
-        Case("sd3", lora=False, tokens=1, shard=True),
         Case("wan", lora=False, tokens=2, shard=True),
-        Case("wan-a14b", lora=True, num_rows=1),
         Case("hunyuan_video", lora=True, tokens=2, checkpointing=True),
         Case("z_image", lora=False, tokens=2, shard=True, checkpointing=True),
     ],
@@ -46,6 +44,8 @@ DAILY = {
     ],
 }
 OTHERS = [
+    Case("sd3", lora=False, tokens=1, shard=True),
+    Case("wan-a14b", lora=True, num_rows=1),
     Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
     Case("qwen_image21", lora=True, tokens=2, shard=True, checkpointing=True),
     Case("qwen_image21", lora=False, tokens=2, edits=2),
@@ -98,7 +98,7 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.families)])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, device):
     compare(size, tmp_path, tiny_families, DAILY[size], device)
 

@@ -31,10 +31,7 @@ TOPK = {"block": 2, "forward": "int4", "backward": "topk"}
 DAILY = {
     2: [
         Case("flux", stages=2, packs=2),
-        Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
         Case("wan", stages=2, checkpointing=True, in_portions=False),
-        Case("wan-a14b", lora=False, stages=2, packs=2),
-        Case("flux", lora=False, stages=2, dtype="float32"),
         Case("flux", stages=2, dtype="float16"),  # differentiated with several scales of the loss
         Case("sd3", stages=2, stage_blocks=(1, 1), cuts=(INT4,), checkpointing=True),
     ],
@@ -51,6 +48,9 @@ DAILY = {
 OF_FOUR_BLOCKS = ("flux", "flux2", "hunyuan_video")
 """Families whose tiny model has two blocks of each kind; those of the others are two in all."""
 OTHERS = [
+    Case("z_image", stages=2, stage_blocks=(1, 1), cuts=(INT4,)),
+    Case("wan-a14b", lora=False, stages=2, packs=2),
+    Case("flux", lora=False, stages=2, dtype="float32"),
     Case("qwen_image", lora=False, stages=2, checkpointing=True),
     Case("qwen_image21", lora=False, stages=2, checkpointing=True),
     Case("qwen_image21", stages=2, edits=2),
@@ -123,7 +123,7 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.families)])
 def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size, device):
     compare(size, tmp_path, tiny_families, DAILY[size], device)
 

@@ -74,7 +74,13 @@ def noise_condition(policy, count, seed=0):
     }
 
 
-@pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED]))
+@pytest.mark.parametrize(
+    "model",
+    [
+        "wan",
+        *(pytest.param(n, marks=pytest.mark.families) for n in (*MODELS, DISTILLED) if n != "wan"),
+    ],
+)
 def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
     """Of other noise, levels, texts, weights, adapters and batches, to the last bit."""
     plain, graphed = (prepared(tiny_families[model], model, graphs=on) for on in (False, True))
@@ -154,6 +160,7 @@ def test_weights_that_lie_elsewhere_are_captured_again(tiny_families, captured):
     assert len(captured) == 2
 
 
+@pytest.mark.nightly
 def test_compiled_blocks_stay_compiled(tiny_families, monkeypatch):
     """In what is captured, in passes of other shapes, and in those of training after that."""
     calls = []

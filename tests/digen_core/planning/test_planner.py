@@ -144,14 +144,14 @@ def test_nothing_is_simulated_twice_and_plans_are_those_of_simulating_all(monkey
     monkeypatch.setattr(search_module, "simulate_choice", noted)
     monkeypatch.setattr(planner, "simulate_choice", noted)
     found, num_asked = [], 0
-    for own, leeway in drawn_jobs(8):
+    for own, leeway in drawn_jobs(4):
         asked.clear()
         found.append(plan_job(own, leeway))
         assert len(asked) == len({*asked})
         num_asked += len(asked)
     asked.clear()
     monkeypatch.setattr(search_module, "_known", lambda *of: None)
-    assert [plan_job(own, leeway) for own, leeway in drawn_jobs(8)] == found
+    assert [plan_job(own, leeway) for own, leeway in drawn_jobs(4)] == found
     assert len(asked) > num_asked
 
 

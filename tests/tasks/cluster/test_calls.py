@@ -64,6 +64,7 @@ def test_who_does_not_answer_is_given_up(client, monkeypatch):
     assert on_worker(client, second, address) == second
 
 
+@pytest.mark.nightly
 def test_who_is_not_heard_of_is_not_waited_for(client, monkeypatch):
     """One that is slow, but heard of, is."""
     monkeypatch.setattr(calls, "LOOK_SECONDS", 1.0)

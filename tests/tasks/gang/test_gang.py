@@ -255,6 +255,7 @@ def test_who_is_gone_before_the_group_is_formed_is_told_at_once(gangs, what, tol
     assert gangs.call("g0", together.summed, 1.0) == 12.0
 
 
+@pytest.mark.nightly
 def test_a_gang_of_which_a_member_is_frozen_is_not_formed(gangs):
     """It is waited for as long as it may be silent, and not as long as a GPU may take to answer."""
     leader, frozen = gangs.leader("g0"), gangs.call("g0", together.process_ids)[1]

@@ -45,8 +45,18 @@ def gang():
         yield formed
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["forward", "backward", "sum"])
+@pytest.mark.parametrize(
+    ("rank", "place"),
+    [
+        (0, "backward"),
+        (1, "forward"),
+        (1, "sum"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in ((0, "forward"), (0, "sum"), (1, "backward"))
+        ),
+    ],
+)
 def test_a_pack_that_does_not_fit_on_one_member_is_in_no_members_sum(gang, tiny_flux, rank, place):
     """Samples dealt: nobody waits for anybody in a pass, and all members agree afterwards."""
     call = gang()
@@ -58,8 +68,17 @@ def test_a_pack_that_does_not_fit_on_one_member_is_in_no_members_sum(gang, tiny_
         torch.testing.assert_close(total.gradient[name], value, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("rank", "place"),
+    [
+        (0, "forward"),
+        (1, "backward"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in ((0, "backward"), (1, "forward"))
+        ),
+    ],
+)
 def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
     gang, tiny_flux, rank, place
 ):
@@ -72,11 +91,16 @@ def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
 @pytest.mark.parametrize(
     ("place", "rank"),
     [
-        ("forward", 0),
         ("backward", 2),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (("forward", 1), ("forward", 2), ("backward", 0), ("backward", 1))
+            for case in (
+                ("forward", 0),
+                ("forward", 1),
+                ("forward", 2),
+                ("backward", 0),
+                ("backward", 1),
+            )
         ),
     ],
 )
@@ -92,7 +116,7 @@ def test_what_a_stage_has_no_room_for_is_said_though_others_wait_for_it(
     ("rank", "role", "what"),
     [
         (1, "rollout", "to denoise one sample"),
-        (0, "trainer", "for the gradient of one"),
+        pytest.param(0, "trainer", "for the gradient of one", marks=pytest.mark.nightly),
         pytest.param(0, "rollout", "to denoise one sample", marks=pytest.mark.nightly),
         pytest.param(1, "trainer", "for the gradient of one", marks=pytest.mark.nightly),
     ],
@@ -110,7 +134,7 @@ def test_what_each_member_measures_alone_is_left_out_where_it_does_not_fit(gang,
     assert found.pack.fixed + found.pack.per_item > 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_an_evaluation_that_does_not_fit_on_one_member_is_one_line(gang, tiny_flux, rank):
     call = gang()
     with pytest.raises(

@@ -82,7 +82,7 @@ def cluster(own: dict[str, Any], sites: str, trainers: str | None = None) -> Clu
 @pytest.mark.parametrize(
     ("sites", "megabits", "seed"),
     [
-        ("abc", (100, 1000), 0),
+        pytest.param("abc", (100, 1000), 0, marks=pytest.mark.nightly),
         pytest.param("abc", (100, 1000), 1, marks=pytest.mark.nightly),
         pytest.param("abcdef", (8, 100), 0, marks=pytest.mark.nightly),
     ],
