@@ -38,7 +38,7 @@ from tasks.cluster.cluster import (
     local_devices,
     run_cluster,
 )
-from tasks.cluster.presence import addresses_of, require_pools, workers_of_pools
+from tasks.cluster.presence import addresses_of, dismiss, require_pools, workers_of_pools
 from tasks.cluster.stopping import stop_tasks
 from tasks.runner.prefect_api import one_async_client
 from tasks.runner.task_runner import shared_client
@@ -247,7 +247,11 @@ def _stopped_on_errors(run: RunContext) -> Iterator[None]:
         names = {device.name for device in run.fleet.devices}.union(*run.fleet.pools.values())
         with suppress(SchedulerLostError):
             present = addresses_of(run.client, names)
-            stop_tasks(run.client, list(present.values()))
+            busy = stop_tasks(run.client, list(present.values()))
+            leaders = {at for name, at in present.items() if run.fleet.followers.get(name)}
+            if run.config.cluster.address is not None:  # else they end with the run
+                for address in busy & leaders:  # it may wait half an hour for a member that failed
+                    dismiss(run.client, address)
         raise
 
 

@@ -22,7 +22,7 @@ ANSWER_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 0.2
 
 
-def stop_tasks(client: Client, addresses: list[str]) -> None:
+def stop_tasks(client: Client, addresses: list[str]) -> set[str]:
     """Drop what waits on workers, wait for what runs there, and mark what does not end.
 
     Without the mark a task run whose worker is closed under it would show as Running for ever.
@@ -30,6 +30,9 @@ def stop_tasks(client: Client, addresses: list[str]) -> None:
     Args:
         client: whose tasks to stop.
         addresses: of the workers.
+
+    Returns:
+        Addresses of those that still execute one.
     """
     own = set(client.futures)
     # Last made, first dropped: Dask's scheduler closes the connection of a client that cancels a
@@ -37,20 +40,22 @@ def stop_tasks(client: Client, addresses: list[str]) -> None:
     for key in reversed(list(client.futures)):
         client.cancel([Future(key, client)])
     deadline = monotonic() + TASK_SECONDS
-    while (keys := own & _running(client, addresses)) and monotonic() < deadline:
+    while (left := _running(client, addresses, own)) and monotonic() < deadline:
         sleep(POLL_SECONDS)
-    if not keys:  # the API is not asked for nothing: it may have to start first
-        return
+    if not left:  # the API is not asked for nothing: it may have to start first
+        return set()
+    keys = set().union(*left.values())
     try:
         _mark([UUID(key[-36:]) for key in keys])
     except (HTTPError, PrefectException) as error:
         logger.warning("Prefect was not told of %d tasks that were stopped: %s", len(keys), error)
+    return set(left)
 
 
-def _running(client: Client, addresses: list[str]) -> set[str]:
-    """Return the keys of the tasks that are executed; workers that do not answer have none."""
+def _running(client: Client, addresses: list[str], own: set[str]) -> dict[str, set[str]]:
+    """Return which of a client's tasks are executed, by address; who does not answer has none."""
     found = on_workers(client, addresses, executed, seconds=ANSWER_SECONDS)
-    return {key for keys in found.values() for key in keys}
+    return {address: mine for address, keys in found.items() if (mine := own.intersection(keys))}
 
 
 def executed(dask_worker: Worker) -> list[str]:

@@ -142,6 +142,7 @@ def _do(orders: _Orders, leader: Channel, join: Join, tell: Callable[[str], None
     held = Held()
     while (command := orders.next()) is not None:
         held.drop(command.dropped)
+        take_received()  # of a command of another gang, which failed
         try:
             arguments, parameters = _arguments_of(command, join, held)
             function = resolve_name(command.function)

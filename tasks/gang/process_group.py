@@ -14,7 +14,12 @@ from typing import Final
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import (
+    FileStore,
+    Store,
+    TCPStore,
+    _unregister_all_process_groups,
+)
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _abort_process_group, _set_pg_timeout
 
@@ -56,8 +61,8 @@ def form_group(join: Join, host: str, listener: socket | None = None) -> dist.Pr
         _take_for_nccl(interface)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # By it members name their groups, so they must agree: one that was not formed has counted, too.
-    distributed_c10d._world.group_count = 0
+    if not dist.is_initialized():
+        _forget_groups()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
@@ -71,6 +76,26 @@ def form_group(join: Join, host: str, listener: socket | None = None) -> dist.Pr
         raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
     return dist.group.WORLD
+
+
+def _forget_groups() -> None:
+    """Forget groups whose making outlasted the group that they were part of, and their number.
+
+    By it members name their groups, so they must agree; one that was not formed has counted, too.
+    """
+    world = distributed_c10d._world
+    world.group_count = 0
+    for known in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        known.clear()
+    _unregister_all_process_groups()
 
 
 def form_unless(

@@ -12,23 +12,29 @@ one member fails, no other can go on.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from distributed import Worker
 from distributed.comm import get_address_host
+from distributed.worker import thread_state
 
 from tasks.gang.following import Following
 from tasks.gang.leading import Leading
 from tasks.gang.meeting import Place
-from tasks.gang.messages import FAILED
+from tasks.gang.messages import FAILED, GangBrokenError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _leading: Leading | None = None
 _following: Following | None = None
+_tasks_before: frozenset[object] = frozenset()
+"""Keys of the tasks that were executed here when this process became a member: of another run."""
+_is_together: Final = ContextVar("is_together", default=False)
+"""Whether all members are in a call of this thread's task."""
 
 
 def lead(addresses: Sequence[str], key: bytes, dask_worker: Worker) -> None:
@@ -40,7 +46,7 @@ def lead(addresses: Sequence[str], key: bytes, dask_worker: Worker) -> None:
         dask_worker: of this process.
     """
     global _leading
-    _leave()
+    _leave(dask_worker)
     folder = tempfile.mkdtemp(prefix="gang-", dir=dask_worker.local_directory)
     _leading = Leading(Path(folder), Place.of(dask_worker), addresses, key)
 
@@ -54,7 +60,7 @@ def await_leader(leader: str, key: bytes, dask_worker: Worker) -> str:
         dask_worker: of this process.
     """
     global _following
-    before = _leave()
+    before = _leave(dask_worker)
 
     def tell(text: str) -> None:
         dask_worker.log_event(FAILED, {"address": dask_worker.address, "text": text})
@@ -63,8 +69,10 @@ def await_leader(leader: str, key: bytes, dask_worker: Worker) -> str:
     return _following.address
 
 
-def _leave() -> "Following | None":
-    global _leading, _following
+def _leave(dask_worker: Worker) -> "Following | None":
+    global _leading, _following, _tasks_before
+    with dask_worker.active_threads_lock:
+        _tasks_before = frozenset(dask_worker.active_threads.values())
     before, _following = _following, None
     if before is not None:
         before.stop()
@@ -82,13 +90,22 @@ def together(function: Callable[P, R]) -> Callable[P, R]:
     every member is given its own part, see `digen_core.gang.parts`.
 
     Raises:
-        GangBrokenError: (the function made) another member failed or is gone.
+        GangBrokenError: (the function made) another member failed or is gone, or this process is
+            in another gang than when its task began, as that of the next run.
     """
 
     @wraps(function)
     def call(*arguments: P.args, **parameters: P.kwargs) -> R:
+        if _is_together.get():
+            return function(*arguments, **parameters)
+        if getattr(thread_state, "key", None) in _tasks_before:
+            raise GangBrokenError("the gang was formed anew")
         if _leading is None or _leading.is_calling:
             return function(*arguments, **parameters)
-        return _leading.call(call, *arguments, **parameters)
+        token = _is_together.set(True)
+        try:
+            return _leading.call(call, *arguments, **parameters)
+        finally:
+            _is_together.reset(token)
 
     return call

@@ -30,7 +30,7 @@ from digen_core.training.train_state import (
 )
 from digen_core.transport.arrays import Weights
 from tasks.worker.fitting import Activity, Fitting, needing_memory
-from tasks.worker.pulling import serve_from, serve_on
+from tasks.worker.pulling import serve_from, serve_nothing, serve_on
 from tasks.worker.room import require_room
 from tasks.worker.shelf import Shelf
 from tasks.worker.span import span_on_receipt
@@ -223,6 +223,7 @@ def build_engine(run_id: str, config: RunConfig, device_name: str, roles: frozen
 
 def _release_engines() -> None:
     _engines.clear()
+    serve_nothing()
     gc.collect()  # modules, their hooks and adapters refer to each other
     torch.cuda.empty_cache()
 

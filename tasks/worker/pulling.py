@@ -78,8 +78,13 @@ def serve_on(worker: Worker) -> None:
 
 def serve_from(run_id: str, shelf: Shelf) -> None:
     """Serve what is on a shelf of a run, and nothing of another run."""
-    _shelves.clear()
+    serve_nothing()
     _shelves[run_id] = shelf
+
+
+def serve_nothing() -> None:
+    """Let go of what is served."""
+    _shelves.clear()
 
 
 class Pulled(Protocol):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from time import thread_time, time
 
 from digen_core.models.compiled import compile_meter
+from tasks.gang.received import take_received
 from tasks.receipts import Ran, attach
 from tasks.worker.transfers import crossing, received
 from tasks.worker.usage import usage_meter
@@ -26,6 +27,7 @@ def span_on_receipt(device: str, *, compiling: bool = False) -> Iterator[None]:
         compiling: whether blocks of its model are compiled when they are first called.
     """
     global _body_cpu_seconds
+    take_received()  # of a task that failed
     started, cpu = time(), thread_time()
     yield
     _body_cpu_seconds += thread_time() - cpu

@@ -1,12 +1,15 @@
 """The cluster of a run, as it is opened."""
 
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
+from flows import launch
 from flows.launch import connected
+from flows.runtime.fleet.fleet import Fleet
 from tasks.cluster.presence import present_workers
 
 DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "trainer-1")]
@@ -24,3 +27,26 @@ def test_what_a_task_made_stays_on_its_worker():
             assert seen.result(timeout=60) == 1000
             sleep(MANAGED_EVERY)
             assert first in client.who_has(made)[made.key]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "dismissed"), [("tcp://there:1", ["tcp://busy:1"]), (None, [])]
+)
+def test_a_gang_that_is_at_work_when_its_run_ends_is_dismissed(monkeypatch, scheduler, dismissed):
+    """Its leader may wait half an hour for a member that failed, and the next run behind it."""
+    names = ("busy", "idle", "single")
+    addresses = {name: f"tcp://{name}:1" for name in names}
+    sizes = {"busy": 2, "idle": 2, "single": 1}
+    devices = [Device(name, frozenset({"trainer"}), size=sizes[name]) for name in names]
+    followers = {name: {f"{name}.1": f"tcp://{name}:2"} for name in ("busy", "idle")}
+    fleet = Fleet(devices, addresses, followers=followers)
+    config = RunConfig.model_validate({"cluster": {"scheduler_address": scheduler}})
+    run = SimpleNamespace(fleet=fleet, config=config, client=None)
+    found = []
+    monkeypatch.setattr(launch, "addresses_of", lambda client, names: addresses)
+    busy = {addresses["busy"], addresses["single"]}
+    monkeypatch.setattr(launch, "stop_tasks", lambda client, addresses: busy)
+    monkeypatch.setattr(launch, "dismiss", lambda client, address: found.append(address))
+    with pytest.raises(KeyboardInterrupt), launch._stopped_on_errors(run):
+        raise KeyboardInterrupt
+    assert found == dismissed

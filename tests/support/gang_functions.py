@@ -134,6 +134,13 @@ def sum_of_parts(part: Held) -> float:
     return float(found)
 
 
+def sum_of_parts_after(seconds: float) -> float:
+    """Return it as a task that pauses between two commands does."""
+    part = own_part()
+    time.sleep(seconds)
+    return sum_of_parts(part)
+
+
 @together
 def serve(versions: Sequence[Weights]) -> None:
     """Serve this member's rows of versions."""

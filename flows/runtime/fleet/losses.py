@@ -82,11 +82,11 @@ def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
     addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
     followers = [run.fleet.followers.get(name, {}).values() for name in seen.lost]
-    _require_no_culprit(run, seen.lost)
-    run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
     for address in chain(addresses.values(), *followers):  # a gang is lost whole
         if address in seen.workers:
             dismiss(run.client, address)
+    _require_no_culprit(run, seen.lost)
+    run.fleet.lose([name for name in seen.lost if name in run.fleet.addresses])
     texts = [f"worker {name} ({addresses[name]}) {why}" for name, why in seen.lost.items()]
     _require_progress(run, "; ".join(texts))
     left = ", ".join(device.name for device in run.fleet.devices) or "nobody"

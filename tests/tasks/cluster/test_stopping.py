@@ -3,13 +3,15 @@
 import logging
 import time
 from functools import partial
+from uuid import uuid4
 
 import pytest
 from distributed import Client, Scheduler
 
 from support.clusters import threads_cluster
 from support.waiting import comes_to
-from tasks.cluster.stopping import stop_tasks
+from tasks.cluster import stopping
+from tasks.cluster.stopping import executed, stop_tasks
 
 
 @pytest.fixture
@@ -41,3 +43,17 @@ def test_tasks_that_wait_for_one_that_was_let_go_of_are_dropped(client, caplog):
     assert last.cancelled()
     assert client.submit(int, "3", key="after").result(20) == 3
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_who_still_executes_a_task_is_told_and_the_task_is_marked(client, monkeypatch):
+    marked, run = [], uuid4()
+    monkeypatch.setattr(stopping, "_mark", marked.extend)
+    monkeypatch.setattr(stopping, "TASK_SECONDS", 0.5)
+    address, key = address_of(client), f"denoise-{run}"
+    running = client.submit(time.sleep, 5, key=key)
+    assert comes_to(lambda: client.run(executed) == {address: [key]})
+    assert stop_tasks(client, [address]) == {address}
+    assert marked == [run]
+    assert running.cancelled()
+    monkeypatch.setattr(stopping, "TASK_SECONDS", 30)
+    assert stop_tasks(client, [address]) == set()

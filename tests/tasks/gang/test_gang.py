@@ -279,6 +279,19 @@ def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
     assert (running.result(timeout=30), after.result(timeout=30)) == (12.0, 24.0)
 
 
+def test_a_task_of_the_last_run_does_not_command_the_gang_of_the_next(gangs):
+    """The new followers do not know what it made, so they would end."""
+    before = gangs.call("g0", together.process_ids)
+    running = gangs.submit("g0", together.sum_of_parts_after, 2.0)
+    time.sleep(1)
+    gangs.form("g0")
+    after = gangs.submit("g0", together.sum_of_parts_after, 0.0)
+    with pytest.raises(GangBrokenError, match="the gang was formed anew"):
+        running.result(timeout=30)
+    assert after.result(timeout=30) == gangs.call("g0", together.sum_of_parts_after, 0.0)
+    assert gangs.call("g0", together.process_ids) == before
+
+
 def test_a_follower_that_ends_before_it_was_called_leaves_nothing(gangs):
     """What it listens on is in its worker's folder, which Dask removes: processes may be killed."""
     follower = gangs.leader("g0").followers["g0.1"]

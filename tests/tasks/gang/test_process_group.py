@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from socket import AF_INET
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from digen_core.config.parallel import ParallelConfig
 from digen_core.gang.meshes import COLLECTIVE, mesh_of
@@ -130,6 +132,30 @@ def test_one_that_was_not_formed_leaves_its_name_to_the_next(tmp_path, monkeypat
     folder.mkdir()
     assert form_group(joined(folder, 1), "192.0.2.1").group_name == "0"
     leave_group(joined(folder, 1))
+
+
+def test_a_group_that_is_made_while_all_are_aborted_is_forgotten(tmp_path, monkeypatch, quiet):
+    """A member failed while its leader waited for another one, to make a mesh with."""
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    first = form_group(joined(folders[0], 1), "192.0.2.1")
+
+    class Late(distributed_c10d.ProcessGroupGloo):
+        def __init__(self, *arguments, **settings):
+            assert abort_group(first)
+            super().__init__(*arguments, **settings)
+
+    with monkeypatch.context() as patch, suppress(ValueError):  # there is no default group
+        patch.setattr(distributed_c10d, "ProcessGroupGloo", Late)
+        dist.new_group([0])
+    assert not dist.is_initialized()
+    assert distributed_c10d._world.pg_names, "it is forgotten anyway"
+    leave_group(joined(folders[0], 1))
+    form_group(joined(folders[1], 1), "192.0.2.1")
+    dist.all_reduce(found := torch.ones(3), group=dist.new_group([0]))
+    assert found.tolist() == [1.0, 1.0, 1.0]
+    leave_group(joined(folders[1], 1))
 
 
 def test_no_group_is_hidden_half_aborted(tmp_path, monkeypatch, quiet):

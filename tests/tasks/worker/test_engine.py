@@ -280,3 +280,20 @@ def test_a_model_that_does_not_fit_is_one_line(config, monkeypatch):
     monkeypatch.setattr(engine_module, "load_trainable", load)
     with pytest.raises(UserError, match=r"trainer-0 has not enough memory to hold the model .*use"):
         load_engine("run-1", config, "trainer-0", ["trainer"])
+
+
+def test_nothing_of_the_last_run_is_in_memory_while_a_model_is_loaded(config, monkeypatch):
+    """Its versions, which others might pull, may be as large as the model."""
+    rows = {"a": np.zeros(8)}
+    array = weakref.ref(rows["a"])
+    build_engine("run-1", config, "trainer-0", frozenset({"trainer"})).shelf.put(0, "hash", rows)
+    del rows
+    assert array() is not None
+
+    def load(*_):
+        assert array() is None
+        raise UserError("there is no such model")
+
+    monkeypatch.setattr(engine_module, "load_trainable", load)
+    with pytest.raises(UserError, match="no such model"):
+        build_engine("run-2", config, "trainer-0", frozenset({"trainer"}))

@@ -8,6 +8,9 @@ from prefect.states import Completed
 
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, PackGradient
+from tasks.gang.received import note_received
+from tasks.receipts import Received, collecting
+from tasks.worker.span import span_on_receipt
 from tasks.worker.transfers import sent_bytes
 
 
@@ -22,3 +25,16 @@ def test_the_sum_of_gradients_is_not_copied_for_it(monkeypatch):
     total.add(0, [PackGradient({"a": torch.ones(1000), "b": torch.ones(500)}, PackMetrics(2))])
     monkeypatch.setattr(torch.Tensor, "__reduce_ex__", lambda *_: pytest.fail("copied"))
     assert 6_000 <= sizeof(Completed(data=total)) < 9_000
+
+
+def test_what_a_task_that_failed_was_sent_is_not_counted_for_the_next():
+    def pull(num_bytes, fails):
+        note_received([Received("tcp://there:1", num_bytes, 0.0, 1.0)])
+        if fails:
+            raise KeyError
+
+    with pytest.raises(KeyError), collecting(), span_on_receipt("here"):
+        pull(1000, fails=True)
+    with collecting() as receipt, span_on_receipt("here"):
+        pull(20, fails=False)
+    assert receipt["ran"]["num_bytes"] == 20
