@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from digen_core.planning.profile import Measured
 from digen_core.trace.usage import Usage
 
-MAX_RECEIPT_BYTES: Final = 1_048_576  # log-probs of 1024 samples at 100 steps take less
+MAX_RECEIPT_BYTES: Final = 16_777_216  # log-probs of 1024 samples at 1000 steps take less
 
 Plain = dict[str, object]
 """A receipt as it is sent: ``ran`` and ``facts``, each a dict of plain values by field."""

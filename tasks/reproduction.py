@@ -20,12 +20,12 @@ from digen_core.reference.replay import checkpoint_of, prompts_of_run
 from digen_core.rewards import reward_functions
 from digen_core.rewards.scoring import RewardError, score_images
 from digen_core.rollout.nonfinite import nonfinite_rows, watched
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import nonfinite_text
 from digen_core.training.pairs import from_kept
 from digen_core.transport.arrays import from_stored, to_tensor, to_tensors
 from digen_core.transport.kept_inputs import InputKind, KeptInput
+from digen_core.transport.origin import Origin
 from tasks.denoising import denoise_part, joined
 from tasks.rollout import encode
 from tasks.score import asked_of

@@ -151,6 +151,7 @@ def _denoised(
             engine.device_name,
             part.references,
             part.clean if goes_on else None,
+            own.origin,
         )
         found[own.fragment] = segment, part
     return found

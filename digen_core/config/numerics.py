@@ -22,8 +22,8 @@ class NumericsConfig(Strict):
     trained; another prompt's takes its place while `rollout.refill` has some left."""
 
     updates: Literal["fail", "skip"] = "fail"
-    """Of a loss or a gradient. fail: the run ends. skip: the iteration makes no update, as if none
-    of its groups had a signal: weights, moments and learning rate stay."""
+    """Of a loss or a gradient. fail: the run ends. skip: the update is not made, as if none of its
+    groups had a signal: weights, moments and learning rate stay."""
 
     patience: PositiveInt = 10
     """Iterations in a row that may make no update because of what is dropped or skipped, for want

@@ -255,7 +255,8 @@ class Dispatcher:
             num_steps = iteration.num_trained_of(pool.first_group)
             mean = pool.load / pool.num_pairs
             load = self._fair_load(device, pool.load, min(most, samples * mean), num_steps)
-            taken = pool.take_by_step(max(1, min(samples, round(load / mean))), num_steps)
+            number = max(1, min(samples, round(load / mean)))
+            taken = pool.take_by_step(number, num_steps, most)
         if not taken:
             return []
         packs = [iteration.make_pack(blocks, device.name) for blocks in taken]

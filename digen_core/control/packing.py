@@ -53,25 +53,36 @@ class PairPool:
         self._count(taken, -1)
         return tuple(taken)
 
-    def take_by_step(self, num_samples: int, num_steps: int) -> list[tuple[PairBlock, ...]]:
-        """Take out ``num_samples`` pairs of each step, or fewer, the longest waiting first.
+    def take_by_step(
+        self, num_samples: int, num_steps: int, load: float = inf
+    ) -> list[tuple[PairBlock, ...]]:
+        """Take out pairs of each step, the longest waiting first.
+
+        Args:
+            num_samples: pairs of a step, at most.
+            num_steps: that have some.
+            load: of a step's pairs at most, but for a first one that is larger.
 
         Returns:
             For each step the pairs of it.
         """
         taken: dict[int, list[PairBlock]] = {}
-        room: dict[int, int] = {}
-        left, skipped = num_samples * num_steps, []
+        room: dict[int, tuple[int, float]] = {}
+        left, skipped = num_samples * num_steps, list[PairBlock]()
         while left and self._blocks:
             block = self._blocks.popleft()
-            own_room = room.setdefault(block.step, num_samples)
-            if not own_room:
+            number, most = room.get(block.step, (num_samples, load))
+            fit = int(min(number, most / block.fragment.cost)) or int(block.step not in taken)
+            if not fit:
+                room[block.step] = 0, 0.0
                 skipped.append(block)
                 continue
-            block, rest = _cut(block, own_room)
+            block, rest = _cut(block, fit)
             skipped += rest
             taken.setdefault(block.step, []).append(block)
-            room[block.step] -= block.num_rows
+            # What waits behind a rest is not trained before it.
+            number = 0 if rest else number - block.num_rows
+            room[block.step] = number, max(0.0, most - block.load)
             left -= block.num_rows
         self._blocks.extendleft(reversed(skipped))
         packs = [tuple(blocks) for blocks in taken.values()]

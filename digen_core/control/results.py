@@ -38,7 +38,7 @@ class Results:
         state = self._it.fleet[device]
         if state.late not in (None, batch):
             self._it.fleet.be_late(state, None, 1.0)
-        turned: list[Instruction] = []
+        is_again = False
         for fragment in batch.fragments:
             if fragment in iteration.to_restart:
                 self._restart(iteration, fragment)
@@ -47,9 +47,12 @@ class Results:
             if fragment in iteration.regenerating:  # its rewards are known
                 iteration.regenerating.discard(fragment)
                 iteration.put(iteration.parked.pop(fragment, []))
-                turned = self._updates.closed(iteration) or self._turns.when_generated()
+                is_again = True
             else:
                 iteration.to_score.append(Score(fragment, device))
+        turned: list[Instruction] = []
+        if is_again:
+            turned = [*self._updates.closed(iteration), *self._turns.when_generated()]
         if iteration.num_to_generate and not self._it.layout.streamed:
             return turned
         scores, iteration.to_score = iteration.to_score, []

@@ -22,10 +22,10 @@ from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import reference_weights
 from digen_core.rollout.conditions import encoded
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.sampler import initial_latent, rounded, schedule_of, solved, solves
 from digen_core.rollout.steps import num_steps_taken, own_steps_of_group, steps_of_group
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.transport.origin import Origin
 
 
 @dataclass

@@ -10,9 +10,9 @@ from digen_core.reference.scores import scores_of
 from digen_core.rewards.asked import Asked
 from digen_core.rewards.scoring import RewardFn
 from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.seen import as_seen
 from digen_core.training.screening import chosen_candidates
+from digen_core.transport.origin import Origin
 
 
 def screened(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from digen_core.models.policy import Condition
-from digen_core.rollout.origin import Origin
 from digen_core.seeding import NOISE, noise_of
+from digen_core.transport.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)

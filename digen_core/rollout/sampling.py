@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digen_core.control.protocol import Fragment
-from digen_core.rollout.origin import Origin
+from digen_core.transport.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)

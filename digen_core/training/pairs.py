@@ -14,6 +14,7 @@ from digen_core.maths.forward_process import noised
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.transport.arrays import Arrays, to_array, to_tensor
+from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 
 _CONDITION: Final = "condition/"  # before the names of embeddings, beside those of fields
@@ -63,6 +64,7 @@ class CleanPairs:
 
 
 AnyPairs = TypeVar("AnyPairs", bound=Pairs | CleanPairs)
+_Found = tuple[PairBlock, Segment, slice]
 
 
 def to_kept(pairs: Pairs | CleanPairs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
@@ -148,7 +150,7 @@ def gather_pairs(
         reference = batch(s.references[b.step][rows] for b, s, rows in found)
     if config.trains_clean:
         x_0 = batch(segment.x[rows] for _, segment, rows in found)
-        noise = _noise(pack.blocks, x_0, config, FORWARD_NOISE)
+        noise = _noise(found, x_0, config, FORWARD_NOISE)
         return CleanPairs(
             x_0,
             noise,
@@ -171,7 +173,7 @@ def gather_pairs(
         condition=condition,
         is_own=(versions == version).to(device),
         is_stale=(versions < trained_from).to(device),
-        noise=_noise(pack.blocks, x_next, config, NOISE) if algorithm.needs_noise else None,
+        noise=_noise(found, x_next, config, NOISE) if algorithm.needs_noise else None,
         sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
         reference_velocity=reference,
         weight=weight,
@@ -180,7 +182,7 @@ def gather_pairs(
 
 def _found(
     blocks: Sequence[PairBlock], segments: Sequence[Segment], config: RunConfig
-) -> Iterator[tuple[PairBlock, Segment, slice]]:
+) -> Iterator[_Found]:
     """Yield each block with the segment that holds it and its rows there."""
     for block in blocks:
         own = [s for s in segments if s.fragment == block.fragment]
@@ -196,18 +198,25 @@ def _advantages(
     return rows if rows.ndim == 1 else rows[:, trained.index(block.step)]
 
 
-def _noise(blocks: Sequence[PairBlock], like: Tensor, config: RunConfig, purpose: int) -> Tensor:
-    """Draw the noise [b, ...] of pairs again: a step's own, or that of the forward process."""
-    parts = [
-        noise_of(
-            like.shape[1:],
-            seed=config.seed,
-            purpose=purpose,
-            group=(block.fragment.iteration, block.fragment.group),
-            samples=block.samples,
-            step=block.step + 1,
-            shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
+def _noise(found: Sequence[_Found], like: Tensor, config: RunConfig, purpose: int) -> Tensor:
+    """Draw the noise [b, ...] of pairs again: a step's own, or that of the forward process.
+
+    A step's is that of the samples' origin, as in their rollout.
+    """
+    parts = []
+    for block, segment, rows in found:
+        own = Origin((block.fragment.iteration, block.fragment.group), block.samples)
+        if purpose == NOISE and segment.origin is not None:
+            own = segment.origin.part(rows)
+        parts.append(
+            noise_of(
+                like.shape[1:],
+                seed=config.seed,
+                purpose=purpose,
+                group=own.group,
+                samples=own.samples,
+                step=block.step + 1,
+                shared=purpose == FORWARD_NOISE and config.algorithm.shares_noise,
+            )
         )
-        for block in blocks
-    ]
     return torch.cat(parts).to(like.device, like.dtype)

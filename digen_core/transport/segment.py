@@ -6,6 +6,7 @@ import numpy as np
 
 from digen_core.control.protocol import Fragment
 from digen_core.transport.arrays import from_stored
+from digen_core.transport.origin import Origin
 
 Segments = tuple["Segment", ...]
 """What a denoise task returns: a stretch of each fragment of its batch."""
@@ -26,6 +27,8 @@ class Segment:
     """Trained step -> velocities [n, ...] of the reference policy, where they are asked for."""
     clean: np.ndarray | None = None
     """[n, ...] predicted before its last step, where the solver of the next one asks for it."""
+    origin: Origin | None = None
+    """Whose noise its samples have; None: their own."""
 
     @property
     def x(self) -> np.ndarray:

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from digen_core.transport.files import remove_folder, written_whole
+from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 
 TRAJECTORIES_OF_RUN: Final = "trajectories"
@@ -52,6 +53,8 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
         if step in segment.logprobs:
             tensors[f"logprobs/{step}"] = segment.logprobs[step]
     about = {"first_step": first, "version": segment.version, "device": segment.device}
+    if segment.origin is not None:
+        about["origin"] = {"group": segment.origin.group, "samples": list(segment.origin.samples)}
     header = {**asdict(segment.fragment), **about}
     folder = folder_of(run_dir, segment.fragment.iteration)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,8 +85,13 @@ def _read(path: Path) -> Segment:
     first, version, device = (header.pop(name) for name in ("first_step", "version", "device"))
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}
+    of_noise = header.pop("origin", None)
+    origin = of_noise and Origin(tuple(of_noise["group"]), tuple(of_noise["samples"]))
     header.setdefault("num_steps", len(sigmas) - 1)  # older files leave it out
-    return Segment(Fragment(**header), first, latents, logprobs, version, sigmas, device)
+    fragment = Fragment(**header)
+    return Segment(
+        fragment, first, latents, logprobs, version, sigmas, device, origin=origin or None
+    )
 
 
 def forget_trajectories(run_dir: Path, iteration: int) -> None:

@@ -118,12 +118,12 @@ def notify_of_dropped_group(
 
 
 def notify_of_skipped_update(run: RunContext, iteration: int, found: str) -> None:
-    """Say, once a run, that an iteration made no update because a number is none."""
+    """Say, once a run, that an update of an iteration is not made because a number is none."""
     if run.progress.once("update-skipped"):
         notify(
             run,
             "update-skipped",
-            f"iteration {iteration + 1} makes no update: {found} (said once; "
+            f"iteration {iteration + 1} skips an update: {found} (said once; "
             f"numerics/skipped_updates counts them); {how_to_look(run, iteration)}",
         )
 

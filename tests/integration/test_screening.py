@@ -4,8 +4,10 @@ from collections import defaultdict
 
 import pytest
 
+from digen_core.reference.replay import kept_iteration
 from support.layout_runs import MAX_WORKERS, ODD, Case, check_weights, marked, run_case
-from support.runs import with_own_steps
+from support.runs import TOLERANCE, with_own_steps
+from tasks.replay import replay
 
 pytestmark = pytest.mark.slow
 
@@ -13,6 +15,17 @@ CANDIDATES = 7
 FEW_STEPS = {"rollout.screening": {"candidates": CANDIDATES, "num_steps": 2}}
 IN_FLOAT8 = {"rollout.screening": {"candidates": CANDIDATES, "precision": "float8"}}
 NFT = {"algorithm.type": "diffusion_nft"}
+GUARD = {
+    "algorithm": {"type": "grpo_guard", "clip_range": 1e-4},
+    "tracking.keep_trajectories": "all",
+    "checkpoints.keep_every": 1,
+}
+DPPO = {
+    "algorithm": {"type": "flow_dppo"},
+    "train.updates_per_iteration": 3,
+    "train.learning_rate": 1e-2,
+}
+"""Both draw the noise of trained steps again."""
 AS_SAMPLES = {"rollout.screening": {"candidates": CANDIDATES}}
 SOMETIMES_NONE = {"rewards": {"odd": ODD["rewards"]["odd"]}}
 REFILLED = {"rewards": {"smooth_rewards:partly_equal": 1.0}, "rollout.refill": 2}
@@ -36,16 +49,21 @@ CASES = [
     (Case("colocated-strong", (2,), 2, 3), FEW_STEPS),
     (Case("tsp", (2, 1), 2, 3), FEW_STEPS | WINDOW),
     (Case("tag", (2, 1), 2, 3, helping=True), FEW_STEPS | SOMETIMES_NONE | {"rollout.refill": 1}),
+    (Case("tsp", (2, 1), 2, 3, pauses=True), FEW_STEPS | GUARD),
+    (Case("elastic", (2, 1), 2, 3, helping=True), AS_SAMPLES | DPPO),
 ]
 
 
-@pytest.mark.parametrize(("case", "changes"), marked(CASES, (0,), "layouts"), ids=str)
+@pytest.mark.parametrize(("case", "changes"), marked(CASES, (0, 10), "layouts"), ids=str)
 def test_samples_that_stand_for_candidates_give_the_weights_of_the_serial_loop(
     case, changes, run_layout
 ):
     run = run_layout(case, **changes)
-    check_weights(run)
+    check_weights(run, version=3 * run.config.train.updates_per_iteration)
     _check_rows(run)
+    if run.config.tracking.keep_trajectories:
+        kept = kept_iteration(run.folder, run.config, 1)
+        assert replay(run.folder, kept).difference < TOLERANCE["float64"]
     spans = [span for span in run.spans if span.kind == "score" and span.num_items]
     assert any(span.group < run.config.rollout.prompts_per_iteration for span in spans)
 

@@ -16,12 +16,12 @@ from digen_core.control.packing import by_step
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt, train_prompts
 from digen_core.rewards.failures import settle
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.sampling import Sampling
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.training.advantages import advantages_of
 from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import Weights
+from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 from flows.runtime.iterations.iteration import round_of
 from support.packs import packs_of

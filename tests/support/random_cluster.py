@@ -488,7 +488,7 @@ class RandomCluster:
                     self.with_advantages[index, group] = samples
                 skipped = tuple(g for g in groups if (index, g) in self.skipped)
                 return p.AdvantagesComputed(index, groups, skipped, chosen)
-            case p.Train(pack) if pack.num_pairs > self.fits:
+            case p.Train(pack) if pack.num_pairs > 1 and self.fits < max(pack.num_pairs, pack.load):
                 return p.PackTooLarge(pack)
             case p.Train(pack, _, device):
                 self.sums[device].append(pack)

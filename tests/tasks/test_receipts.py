@@ -180,6 +180,13 @@ def test_only_plain_values(value):
     assert receipt == {}
 
 
+def test_a_receipt_has_room_for_the_largest_batch_in_one_task():
+    sampled = [receipts.Sampled({step: [0.5] * 64 for step in range(1000)}, {}, {})] * 16
+    with collecting() as receipt:
+        attach(receipts.Denoised(0, 1.0, sampled, 1, 1))
+    assert len(packed(receipt)) > 1024 * 1000
+
+
 def test_large_receipts_are_refused():
     with collecting(), pytest.raises(ValueError, match=str(receipts.MAX_RECEIPT_BYTES)):
         attach(receipts.Scored({}, pictures=[bytes(receipts.MAX_RECEIPT_BYTES)]))

@@ -12,7 +12,7 @@ from prefect.futures import PrefectFuture
 
 from digen_core.control.protocol import Fragment, PairBlock, Reduce
 from digen_core.maths.ddpo import RewardHistory
-from digen_core.rollout.origin import Origin
+from digen_core.transport.origin import Origin
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Ended, Round
 

@@ -125,6 +125,30 @@ def test_halves_of_unequal_cost_are_no_larger_than_what_was_remembered():
     assert [half.pack.num_pairs for half in halves] == [2, 2]
 
 
+@pytest.mark.parametrize("layout", ["disaggregated", "gap", "tsp", "elastic"])
+def test_dear_pairs_that_wait_before_cheap_ones_are_not_told_to_be_trained_again_and_again(layout):
+    """One of two dear pairs fits: their number is not that of pairs of the mean cost."""
+    costs = (0.304, 0.304, 0.304, 2.739, 0.304, 2.739, 0.304)
+    sizes = {"group_size": 4, "fragment_size": 4, "trained_per_group": 4}
+    workload = make_workload(num_groups=7, **sizes, pack_size=6, samples_per_pack=6)
+    it = started(layout, 1, 1, workload=workload, queue_depth=2)
+    asked, refused = it.handle(p.IterationOffered(0, (0, 2), costs)), 0
+    while asked:
+        match asked.pop(0):
+            case p.Generate(batch):
+                asked += it.handle(p.BatchGenerated(batch))
+            case p.Score(fragment):
+                asked += it.handle(p.FragmentScored(fragment))
+            case p.ComputeAdvantages(index, groups):
+                asked += it.handle(p.AdvantagesComputed(index, groups))
+            case p.Train(pack) if pack.load > 4.109 and pack.num_pairs > 1:
+                refused += 1
+                assert refused < 8
+                asked += it.handle(p.PackTooLarge(pack))
+            case p.Train(pack):
+                asked += it.handle(p.PackTrained(pack))
+
+
 def test_tag_helps_pauses_and_resumes_elsewhere():
     it = started("tag", 1, 1, helpers=1, workload=make_workload(num_groups=3))
     workload = make_workload(num_groups=3)

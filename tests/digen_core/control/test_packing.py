@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from digen_core.control.costs import Linear
@@ -116,6 +117,19 @@ def test_packs_of_one_step_take_the_same_samples():
     assert pool.num_pairs == 4
     assert pool.take_by_step(4, 2) == [(PairBlock(b, 4, 1, 2),), (PairBlock(b, 7, 1, 2),)]
     assert pool.take_by_step(4, 2) == []
+
+
+@pytest.mark.parametrize(("load", "rows"), [(6.0, 3), (5.9, 2), (3.9, 1), (1.0, 1)])
+def test_packs_of_one_step_are_not_above_a_load_but_for_their_first_pair(load, rows):
+    dear, cheap = (Fragment(0, index, 0, 0, 3, cost) for index, cost in enumerate([2.0, 0.5]))
+    pool = PairPool()
+    for part in (dear, cheap):
+        pool.add(pairs_by_sample(part, dict.fromkeys([4, 7], (0, 1, 2)), 3))
+    expected = [(PairBlock(dear, step, 0, rows),) for step in (4, 7)]
+    assert pool.take_by_step(3, 2, load) == expected
+    assert pool.num_pairs == 12 - 2 * rows
+    while pool.num_pairs:
+        assert all(len(pack) for pack in pool.take_by_step(3, 2, load))
 
 
 def test_pairs_of_one_step_that_came_back_do_not_hold_up_the_others():

@@ -5,13 +5,20 @@ from dataclasses import replace
 import pytest
 
 from digen_core.control import protocol as p
+from digen_core.control.controller import Controller
 from digen_core.control.fragments import fragments_of
 from digen_core.control.generation import group_order
 from digen_core.control.iteration import Iteration
 from digen_core.control.layout import LAYOUTS
-from digen_core.control.schedule import Workload
+from digen_core.control.schedule import Schedule, Workload
 from support.batches import alone
-from support.random_cluster import TRAINED, make_controller, make_workload
+from support.random_cluster import (
+    TRAINED,
+    make_controller,
+    make_costs,
+    make_devices,
+    make_workload,
+)
 
 ORDER = [[1, 0]]  # group 1 is dealt to the first update
 WORKLOAD = make_workload(num_updates=2, pack_size=16)
@@ -168,3 +175,51 @@ def test_who_joins_may_get_the_newest_version_first():
 def test_groups_of_the_first_update_are_generated_first(costs, order, expected):
     deal = make_workload(num_groups=4, num_updates=2).deal([[3, 1, 0, 2]])
     assert group_order(4, costs, order, deal) == expected
+
+
+def done(do):  # noqa: C901 - a table
+    """Return what is told when an instruction was carried out."""
+    match do:
+        case p.Push(version, device):
+            return p.VersionLoaded(device, version)
+        case p.CopyState(version, device):
+            return p.StateCopied(device, version)
+        case p.Generate(batch):
+            return p.BatchGenerated(batch)
+        case p.Score(fragment):
+            return p.FragmentScored(fragment)
+        case p.ComputeAdvantages(index, groups):
+            return p.AdvantagesComputed(index, groups, (2, 3), tuple((0,) for _ in groups))
+        case p.Switch(device, role):
+            return p.Switched(device, role)
+        case p.Train(pack):
+            return p.PackTrained(pack)
+        case p.Reduce(index):
+            return p.GradientReduced(index)
+        case p.Step(_, version):
+            return p.Stepped(version + 1)
+
+
+@pytest.mark.parametrize("layout", ["colocated", "colocated-strong"])
+def test_devices_train_again_what_was_lost_as_another_updates_sums_were_added_up(layout):
+    """The state's holder is lost, which had trained nothing, and the update comes to nothing."""
+    work = {"num_groups": 4, "group_size": 2, "fragment_size": 2, "trained_per_group": 1}
+    workload = make_workload(**work, num_updates=2, epochs=2, pack_size=64, samples_per_pack=64)
+    schedule = Schedule(LAYOUTS[layout], queue_depth=2, copies_state=True)
+    devices = make_devices(layout, 2, 2, ("slow", "default", "default", "default"))
+    it = Controller(devices, workload, schedule, make_costs())
+    asked = it.start()
+    asked += it.handle(p.IterationOffered(0, (0,), (), deal=workload.deal([[0, 1, 2, 3]] * 2)))
+    lost, is_skipped = "", False
+    while not isinstance(do := asked.pop(0), p.FinishIteration):  # IndexError: it stands still
+        if isinstance(do, p.Reduce) and not lost:
+            lost = it.holder
+            asked = [other for other in asked if getattr(other, "device", "") != lost]
+            asked += it.handle(p.DevicesLost((lost,)))
+        elif isinstance(do, p.Step) and not is_skipped:
+            is_skipped = True
+            asked += it.handle(p.UpdateSkipped(do.iteration, do.version + 1))
+        else:
+            asked += it.handle(done(do))
+    assert lost
+    assert is_skipped

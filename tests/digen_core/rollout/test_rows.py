@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from digen_core.rollout.origin import Origin
 from digen_core.rollout.rows import GroupRows, Rows
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.transport.origin import Origin
 
 ROWS = Rows(
     (

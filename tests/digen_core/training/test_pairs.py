@@ -1,9 +1,16 @@
-"""Batches of pairs that are kept, and read again as they were."""
+"""Batches of pairs: the noise that they have, and how they are kept, and read as they were."""
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from digen_core.training.pairs import CleanPairs, Pairs, from_kept, to_kept
+from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Fragment, Pack, PairBlock
+from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
+from digen_core.training.pairs import CleanPairs, Pairs, from_kept, gather_pairs, to_kept
+from digen_core.transport.origin import Origin
+from digen_core.transport.segment import Segment
 
 CONDITION = {"prompt": torch.arange(6.0).reshape(2, 3), "mask": torch.tensor([[True], [False]])}
 CPU = torch.device("cpu")
@@ -66,3 +73,33 @@ def test_latents_lie_between_the_sample_and_the_noise_by_hand():
     one = torch.ones(1, 2)
     pairs = CleanPairs(8 * one, 4 * one, one[0, :1], torch.tensor([0.25]), {})
     assert torch.equal(pairs.x, 7 * one)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "purpose", "group", "samples"),
+    [("grpo_guard", NOISE, (5, 0), [2, 9]), ("diffusion_nft", FORWARD_NOISE, (5, 8), [1, 2])],
+)
+def test_steps_have_the_noise_of_the_candidates_that_samples_stand_for(
+    algorithm, purpose, group, samples
+):
+    """What is mixed in for a noise level is the sample's own, as in the serial loop."""
+    config = RunConfig.model_validate({"seed": 3, "algorithm": {"type": algorithm}})
+    fragment = Fragment(5, 8, 0, 0, 3, 1.0, 4)
+    latents, logprobs = np.zeros((5, 3, 2), np.float32), dict.fromkeys(range(4), np.zeros(3))
+    origin = Origin((5, 0), (0, 2, 9))
+    segment = Segment(
+        fragment, 0, latents, logprobs, 0, np.linspace(1, 0, 5), "rollout-0", origin=origin
+    )
+    found = gather_pairs(
+        Pack(5, 0, (PairBlock(fragment, 1, 1, 2),)),
+        [segment],
+        {8: {"prompt": np.zeros((1, 2), np.float32)}},
+        {8: np.ones(3)},
+        CPU,
+        config,
+        version=0,
+        trained_from=0,
+        trained_steps=(1,),
+    )
+    expected = noise_of((2,), seed=3, purpose=purpose, group=group, samples=samples, step=2)
+    assert torch.equal(found.noise, expected)

@@ -1,5 +1,7 @@
 """Images and trajectories beside the rows: they come back as they were, and old ones go."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from digen_core.transport.arrays import to_stored
 from digen_core.transport.images import name_of, prune_images, write_image
+from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import (
     folder_of,
@@ -46,6 +49,14 @@ def test_the_kept_part_of_a_segment_comes_back_bit_for_bit(precision, tmp_path):
         np.testing.assert_array_equal(found.logprobs[step], segment.logprobs[step])
     assert found.logprobs.keys() == {3, 4}
     np.testing.assert_array_equal(found.sigmas, segment.sigmas)
+
+
+@pytest.mark.parametrize("samples", [(0, 3), [0, 3], range(2, 4)])
+def test_whose_noise_its_samples_have_is_kept(samples, tmp_path):
+    origin = Origin((3, 7), samples)
+    write_segment(tmp_path, replace(segment_of(), origin=origin), STEPS)
+    (found,) = read_segments(tmp_path, 3)
+    assert found.origin == Origin((3, 7), tuple(samples))
 
 
 def test_a_segment_without_such_steps_is_not_kept(tmp_path):

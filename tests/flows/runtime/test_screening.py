@@ -6,8 +6,8 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import AdvantagesComputed, Fragment, GroupsReplaced
 from digen_core.data.prompts import Prompt
-from digen_core.rollout.origin import Origin
 from digen_core.training.advantages import Advantages
+from digen_core.transport.origin import Origin
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
