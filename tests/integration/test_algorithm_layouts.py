@@ -299,6 +299,23 @@ def test_weights_of_an_algorithm_equal_the_serial_reference_everywhere(job, case
     check(job, case, run_layout)
 
 
+@pytest.mark.algorithms
+@pytest.mark.parametrize("job", JOBS)
+def test_weights_equal_with_screened_samples_in_batches_of_several_groups(job, run_layout):
+    """Samples have the noise of candidates, and what is trained is off-policy after an update."""
+    layout = "colocated-strong" if job in NEED_ALL_REWARDS else "tag"
+    case = Case(layout, (3,) if job in NEED_ALL_REWARDS else (2, 1), 2, 3)
+    changes = {
+        "rollout.screening": {"candidates": 7},
+        "rollout.initial_noise": "sample",  # else there is nothing to choose
+        "rollout.branches": 1,
+        "rollout.batch_size": 8,
+        "train.updates_per_iteration": 3,
+        "train.learning_rate": 1e-2,
+    }
+    check_weights(run_layout(case, **JOBS[job] | changes), version=9)
+
+
 def test_every_algorithm_is_there():
     assert ALGORITHMS.keys() == algorithms.ALGORITHMS.keys()
     assert {job for job, _ in all_jobs()} == set(JOBS)
