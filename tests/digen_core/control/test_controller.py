@@ -10,6 +10,7 @@ from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Mixing, Schedule, Screening
 from digen_core.control.state import ControllerError
 from support.batches import alone
+from support.carried_out import done
 from support.random_cluster import (
     ROLLOUT,
     TRAINED,
@@ -133,20 +134,13 @@ def test_dear_pairs_that_wait_before_cheap_ones_are_not_told_to_be_trained_again
     workload = make_workload(num_groups=7, **sizes, pack_size=6, samples_per_pack=6)
     it = started(layout, 1, 1, workload=workload, queue_depth=2)
     asked, refused = it.handle(p.IterationOffered(0, (0, 2), costs)), 0
-    while asked:
-        match asked.pop(0):
-            case p.Generate(batch):
-                asked += it.handle(p.BatchGenerated(batch))
-            case p.Score(fragment):
-                asked += it.handle(p.FragmentScored(fragment))
-            case p.ComputeAdvantages(index, groups):
-                asked += it.handle(p.AdvantagesComputed(index, groups))
-            case p.Train(pack) if pack.load > 4.109 and pack.num_pairs > 1:
-                refused += 1
-                assert refused < 8
-                asked += it.handle(p.PackTooLarge(pack))
-            case p.Train(pack):
-                asked += it.handle(p.PackTrained(pack))
+    while not isinstance(do := asked.pop(0), p.FinishIteration):
+        if isinstance(do, p.Train) and do.pack.load > 4.109 and do.pack.num_pairs > 1:
+            refused += 1
+            assert refused < 8
+            asked += it.handle(p.PackTooLarge(do.pack))
+        else:
+            asked += it.handle(done(do))
 
 
 def test_tag_helps_pauses_and_resumes_elsewhere():

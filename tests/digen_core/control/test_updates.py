@@ -12,6 +12,7 @@ from digen_core.control.iteration import Iteration
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule, Workload
 from support.batches import alone
+from support.carried_out import done
 from support.random_cluster import (
     TRAINED,
     make_controller,
@@ -177,29 +178,6 @@ def test_groups_of_the_first_update_are_generated_first(costs, order, expected):
     assert group_order(4, costs, order, deal) == expected
 
 
-def done(do):  # noqa: C901 - a table
-    """Return what is told when an instruction was carried out."""
-    match do:
-        case p.Push(version, device):
-            return p.VersionLoaded(device, version)
-        case p.CopyState(version, device):
-            return p.StateCopied(device, version)
-        case p.Generate(batch):
-            return p.BatchGenerated(batch)
-        case p.Score(fragment):
-            return p.FragmentScored(fragment)
-        case p.ComputeAdvantages(index, groups):
-            return p.AdvantagesComputed(index, groups, (2, 3), tuple((0,) for _ in groups))
-        case p.Switch(device, role):
-            return p.Switched(device, role)
-        case p.Train(pack):
-            return p.PackTrained(pack)
-        case p.Reduce(index):
-            return p.GradientReduced(index)
-        case p.Step(_, version):
-            return p.Stepped(version + 1)
-
-
 @pytest.mark.parametrize("layout", ["colocated", "colocated-strong"])
 def test_devices_train_again_what_was_lost_as_another_updates_sums_were_added_up(layout):
     """The state's holder is lost, which had trained nothing, and the update comes to nothing."""
@@ -219,6 +197,9 @@ def test_devices_train_again_what_was_lost_as_another_updates_sums_were_added_up
         elif isinstance(do, p.Step) and not is_skipped:
             is_skipped = True
             asked += it.handle(p.UpdateSkipped(do.iteration, do.version + 1))
+        elif isinstance(do, p.ComputeAdvantages):
+            trained = tuple((0,) for _ in do.groups)
+            asked += it.handle(p.AdvantagesComputed(do.iteration, do.groups, (2, 3), trained))
         else:
             asked += it.handle(done(do))
     assert lost

@@ -12,6 +12,7 @@ from digen_core.eventlog.replay import replay
 from digen_core.eventlog.under_way import after
 from digen_core.eventlog.waiting import Doing, Now, waiting
 from support.batches import alone
+from support.carried_out import done
 from support.random_cluster import TRAINED, make_costs, make_devices, make_workload
 from support.recorded import recorded
 
@@ -79,19 +80,7 @@ def test_while_a_fragment_is_scored_and_a_group_trained(it):
 def finish(it, *, do, until):
     """Answer instructions, the first first, until one is of a kind; return that one."""
     while not isinstance(do[0], until):
-        match do.pop(0):
-            case p.Generate(batch):
-                do += it.handle(p.BatchGenerated(batch))
-            case p.Score(fragment):
-                do += it.handle(p.FragmentScored(fragment))
-            case p.ComputeAdvantages(index, groups):
-                do += it.handle(p.AdvantagesComputed(index, groups))
-            case p.Train(pack):
-                do += it.handle(p.PackTrained(pack))
-            case p.Reduce(index):
-                do += it.handle(p.GradientReduced(index))
-            case p.Step(_, version):
-                do += it.handle(p.Stepped(version + 1))
+        do += it.handle(done(do.pop(0)))
     return do
 
 
