@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
     parts = denoise_part(
         RUN,
         kept.version,
-        Rows.of(place, fragment.samples, _origin_of(about["origin"])),
+        Rows.of(place, fragment.samples, Origin.from_kept(about["origin"])),
         range(about["step"], about["end_step"]),
         tuple(about["noisy_steps"]),
         {place: conditions[key]},
@@ -117,10 +117,6 @@ def _denoise(engine: Engine, run_dir: Path, config: RunConfig, kept: KeptInput) 
     )
     found = joined(parts).nonfinite
     return _text(kept, {fragment.samples[row]: what for row, what in found.items()})
-
-
-def _origin_of(about: Mapping[str, Any] | None) -> Origin | None:
-    return None if about is None else Origin(tuple(about["group"]), about["samples"])
 
 
 def _prompt_of(run_dir: Path, config: RunConfig, key: str, size: Size) -> SizedPrompt:

@@ -1,7 +1,6 @@
 """Rollout tasks: encode prompts, denoise some steps of a batch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from time import time
 
@@ -194,7 +193,7 @@ def _keep_or_fail(
     about: dict[str, object] = {"step": first, "end_step": step + 1}
     about["noisy_steps"] = list(sampling.noisy_steps)
     origin = sampling.origin
-    about |= {"condition": sampling.key, "origin": None if origin is None else asdict(origin)}
+    about |= {"condition": sampling.key, "origin": None if origin is None else origin.to_kept()}
     arrays = {"x": segment.before(first), "sigmas": segment.sigmas}
     if previous is not None and previous.clean is not None:
         arrays["clean"] = previous.clean

@@ -38,7 +38,7 @@ class Results:
         state = self._it.fleet[device]
         if state.late not in (None, batch):
             self._it.fleet.be_late(state, None, 1.0)
-        is_again = False
+        is_regenerated = False
         for fragment in batch.fragments:
             if fragment in iteration.to_restart:
                 self._restart(iteration, fragment)
@@ -47,11 +47,11 @@ class Results:
             if fragment in iteration.regenerating:  # its rewards are known
                 iteration.regenerating.discard(fragment)
                 iteration.put(iteration.parked.pop(fragment, []))
-                is_again = True
+                is_regenerated = True
             else:
                 iteration.to_score.append(Score(fragment, device))
         turned: list[Instruction] = []
-        if is_again:
+        if is_regenerated:
             turned = [*self._updates.closed(iteration), *self._turns.when_generated()]
         if iteration.num_to_generate and not self._it.layout.streamed:
             return turned

@@ -1,8 +1,8 @@
 """The origin of samples: whose noise they start from, and are moved by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,12 @@ class Origin:
     def part(self, rows: slice) -> Self:
         """Return that of some of the samples."""
         return type(self)(self.group, self.samples[rows])
+
+    def to_kept(self) -> dict[str, list[int]]:
+        """Return it as files keep it: `from_kept` takes that."""
+        return {"group": list(self.group), "samples": list(self.samples)}
+
+    @classmethod
+    def from_kept(cls, kept: Mapping[str, Any] | None) -> Self | None:
+        """Return the origin that a file keeps; None: samples have their own noise."""
+        return None if kept is None else cls(tuple(kept["group"]), tuple(kept["samples"]))

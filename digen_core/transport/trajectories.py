@@ -53,8 +53,7 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
         if step in segment.logprobs:
             tensors[f"logprobs/{step}"] = segment.logprobs[step]
     about = {"first_step": first, "version": segment.version, "device": segment.device}
-    if segment.origin is not None:
-        about["origin"] = {"group": segment.origin.group, "samples": list(segment.origin.samples)}
+    about["origin"] = None if segment.origin is None else segment.origin.to_kept()
     header = {**asdict(segment.fragment), **about}
     folder = folder_of(run_dir, segment.fragment.iteration)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,13 +84,10 @@ def _read(path: Path) -> Segment:
     first, version, device = (header.pop(name) for name in ("first_step", "version", "device"))
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}
-    of_noise = header.pop("origin", None)
-    origin = of_noise and Origin(tuple(of_noise["group"]), tuple(of_noise["samples"]))
+    origin = Origin.from_kept(header.pop("origin", None))
     header.setdefault("num_steps", len(sigmas) - 1)  # older files leave it out
     fragment = Fragment(**header)
-    return Segment(
-        fragment, first, latents, logprobs, version, sigmas, device, origin=origin or None
-    )
+    return Segment(fragment, first, latents, logprobs, version, sigmas, device, origin=origin)
 
 
 def forget_trajectories(run_dir: Path, iteration: int) -> None:

@@ -20,7 +20,7 @@ from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.memory_count import memory_of
 from digen_core.planning.model_settings import MODEL_CONFIGS
 from support.captures import computed_again, taped
-from support.families import FAMILIES, PUBLISHED, frames_of
+from support.families import FAMILIES, PUBLISHED, frames_of, sliced
 from support.gpu import DEVICES, peak_bytes, relative_error
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,7 @@ def test_compiled_blocks_compute_the_same(place):
 
 @pytest.mark.parametrize(
     "family",
-    ["flux", *(pytest.param(n, marks=pytest.mark.families) for n in FAMILIES if n != "flux")],
+    sliced(FAMILIES, often=["flux"]),
 )
 @pytest.mark.parametrize(
     "checkpointing",
@@ -232,7 +232,7 @@ GRAPHS = [
 
 @pytest.mark.parametrize(
     "family",
-    ["sd3", *(pytest.param(n, marks=pytest.mark.families) for n in FAMILIES if n != "sd3")],
+    sliced(FAMILIES, often=["sd3"]),
 )
 @pytest.mark.parametrize(
     "tables",

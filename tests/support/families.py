@@ -1,6 +1,6 @@
 """Tiny models of every family, for tests: their names, and their policies."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -63,10 +63,10 @@ EDITED = {"train": "edits.jsonl", "image_column": "image", "evaluation_fraction"
 """Prompts with source images, as a config names them."""
 
 
-def sliced(models: Iterable[str], *values: Any) -> list[Any]:
-    """Parameters of a test: each model with the values, marked ``families`` if not in ``OFTEN``."""
+def sliced(models: Iterable[str], *values: Any, often: Collection[str] = OFTEN) -> list[Any]:
+    """Parameters of a test: each model with the values, marked ``families`` if not in ``often``."""
     return [
-        pytest.param(name, *values, marks=[pytest.mark.families] * (name not in OFTEN))
+        pytest.param(name, *values, marks=[pytest.mark.families] * (name not in often))
         for name in models
     ]
 

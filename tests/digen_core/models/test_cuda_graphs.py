@@ -74,13 +74,7 @@ def noise_condition(policy, count, seed=0):
     }
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "wan",
-        *(pytest.param(n, marks=pytest.mark.families) for n in (*MODELS, DISTILLED) if n != "wan"),
-    ],
-)
+@pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED], often=["wan"]))
 def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
     """Of other noise, levels, texts, weights, adapters and batches, to the last bit."""
     plain, graphed = (prepared(tiny_families[model], model, graphs=on) for on in (False, True))
