@@ -25,13 +25,13 @@ from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prom
 from digen_core.errors import UserError
 
 MAY_CHANGE: Final = re.compile(
-    r"name|num_iterations|max_minutes|max_cost|model\.device|prompts\..*"
+    r"name|num_iterations|max_minutes|max_cost|model\.device|prompts\.(?!empty_fraction).*"
     r"|rollout\.(fragment_size|batch_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
     r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds|pool)"
 )
 """Keys of a config that say how, where and how long a run works, not what it learns. Of prompts
-the content counts, not the place."""
+the content counts, and how many are emptied, not the place."""
 
 MAX_NAMED: Final = 3
 """Changed keys that a message names."""

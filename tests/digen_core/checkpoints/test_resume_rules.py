@@ -123,6 +123,13 @@ def test_of_prompts_the_content_counts_not_the_place(run_dir, tmp_path, name):
         resumption_of(config, run_dir)
 
 
+def test_how_many_prompts_are_emptied_may_not_change(run_dir):
+    config = changed(run_dir)
+    prompts = config.prompts.model_copy(update={"empty_fraction": 0.2})
+    with pytest.raises(UserError, match=r"prompts.empty_fraction was 0.0 and is now 0.2"):
+        resumption_of(config.model_copy(update={"prompts": prompts}), run_dir)
+
+
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(run_dir):
     file = run_dir / "checkpoints" / "v0004" / name_of_state(0, 1)
     file.write_bytes(file.read_bytes()[:-1])
