@@ -138,6 +138,9 @@ def _check_packs(it: IterationSnapshot, now: Snapshot, *, is_oldest: bool) -> No
         assert not it.in_gradient, "there is no gradient"
     taken = [block for pack in packs for block in pack.blocks]
     assert all(block.update == it.update for block in (*it.pool, *taken)), "another update's pair"
+    whole = dict(it.held_on).keys() - set(it.regenerating)
+    ready = {block.fragment for block in (*it.pool, *it.later)}
+    assert whole >= ready, "a pair waits for a device whose transitions are gone"
     parked = [block for _, own in it.parked for block in own]
     assert all(block.update >= it.update for block in (*it.later, *parked))
     pairs = [

@@ -5,6 +5,8 @@ its first step, with the version of its group. Pairs that are in a lost gradient
 transitions are gone, are trained again when they exist again; no other pair is.
 """
 
+from collections.abc import Iterable
+
 from digen_core.control.iteration import Iteration
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.control.schedule import Workload
@@ -29,11 +31,17 @@ def lose_devices(
             lost.add(fragment)
     for fragment in lost:
         iteration.held_on.pop(fragment, None)
-    for fragment in lost | _park(iteration, untrained):
+    for fragment in lost | _put(iteration, untrained):
         _generate_again(iteration, fragment, names, workload)
     iteration.to_score = [do for do in iteration.to_score if do.fragment not in lost]
     if untrained and not iteration.stepping:
         iteration.reducing = False
+
+
+def put_back(iteration: Iteration, pack: Pack, workload: Workload) -> None:
+    """Put the pairs of a pack that was not trained back among what is to be done."""
+    for fragment in _put(iteration, pack.blocks):
+        _generate_again(iteration, fragment, frozenset(), workload)
 
 
 def lose_holder(iteration: Iteration) -> None:
@@ -69,16 +77,21 @@ def _lose_packs(
     return [block for pack in packs for block in pack.blocks]
 
 
-def _park(iteration: Iteration, untrained: list[PairBlock]) -> set[Fragment]:
-    """Let pairs whose transitions are gone wait for them, and return their fragments.
+def _put(iteration: Iteration, untrained: Iterable[PairBlock]) -> set[Fragment]:
+    """Let pairs wait for a device, or for their transitions where these are gone.
 
-    The others are ready again.
+    Returns:
+        Fragments whose transitions are gone and that nobody generates again yet.
     """
+
+    def is_gone(fragment: Fragment) -> bool:
+        return fragment in iteration.regenerating or fragment not in iteration.held_on
+
     iteration.put(untrained)
-    gone = iteration.remove(lambda fragment: fragment not in iteration.held_on)
+    gone = iteration.remove(is_gone)
     for block in gone:
         iteration.parked.setdefault(block.fragment, []).append(block)
-    return {block.fragment for block in gone}
+    return {block.fragment for block in gone} - iteration.regenerating
 
 
 def _generate_again(

@@ -17,6 +17,7 @@ from digen_core.control.protocol import (
     Score,
     Train,
 )
+from digen_core.control.recovery import put_back
 from digen_core.control.state import ControllerError, ControllerState
 from digen_core.control.turns import Turns
 from digen_core.control.updates import Updates
@@ -154,11 +155,12 @@ class Results:
         if pack.num_pairs == 1:
             raise ControllerError(f"one pair does not fit into the memory of {device.name}")
         device.largest_pack = pack.load / 2
-        iteration.put(pack.blocks)
+        put_back(iteration, pack, self._it.workload)
         for prepared in self._it.fleet.return_packs(device):  # just as large
             del iteration.training[prepared.index]
             iteration.put(prepared.blocks)
-        return []
+        is_lost = self._it.layout.colocated and len(iteration.queue)  # what they were made of
+        return self._turns.all("rollout") if is_lost else []
 
     def _take_back(self, pack: Pack) -> tuple[Iteration, DeviceState]:
         iteration = self._it.open(pack.iteration)
