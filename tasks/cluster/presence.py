@@ -263,11 +263,12 @@ async def _kill(address: str, dask_worker: Nanny) -> None:
 def recompute_elsewhere(client: Client, lost: Collection[str], address: str) -> None:
     """Let a worker compute again what others wait for and only lost workers had.
 
-    Tasks are pinned to their workers, so Dask would wait for the lost ones for ever.
+    Tasks are pinned to their workers, so Dask would wait for the lost ones for ever. What one that
+    was lost before had made may have been on another one until now.
 
     Args:
         client: of the cluster.
-        lost: addresses of the lost workers.
+        lost: addresses of workers that count as lost, beside those that are not there.
         address: of the worker that takes their place.
 
     Raises:
@@ -279,8 +280,9 @@ def recompute_elsewhere(client: Client, lost: Collection[str], address: str) -> 
 def _move_what_is_needed(lost: set[str], address: str, dask_scheduler: Scheduler) -> None:
     if address not in dask_scheduler.workers:  # it is the next one to be lost
         return
-    tasks = dask_scheduler.tasks.values()
-    lost_tasks = {task for task in tasks if lost & (task.worker_restrictions or set())}
+    tasks, there = dask_scheduler.tasks.values(), dask_scheduler.workers.keys() - lost
+    pinned = (task for task in tasks if task.worker_restrictions)
+    lost_tasks = {task for task in pinned if there.isdisjoint(task.worker_restrictions)}
     needed: list[Any] = [t for t in tasks if t.state == "waiting" and t not in lost_tasks]
     while needed:
         for task in needed.pop().dependencies & lost_tasks:

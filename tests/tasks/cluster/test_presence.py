@@ -7,8 +7,15 @@ from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
+from support.clusters import threads_cluster
+from tasks.cluster.calls import on_scheduler
 from tasks.cluster.cluster import devices_of, exclusive, in_one_role
-from tasks.cluster.presence import Presence, addresses_of, present_workers
+from tasks.cluster.presence import (
+    Presence,
+    addresses_of,
+    present_workers,
+    recompute_elsewhere,
+)
 
 
 @pytest.fixture
@@ -144,3 +151,24 @@ def test_the_environment_names_the_cluster_where_the_config_does_not(monkeypatch
     assert ClusterConfig(scheduler_address="tcp://10.0.0.2:1").address == "tcp://10.0.0.2:1"
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS")
     assert ClusterConfig().address is None
+
+
+async def lose(address, dask_scheduler):
+    """Take a worker out of the cluster."""
+    await dask_scheduler.remove_worker(address, stimulus_id="lost")
+
+
+def test_what_was_on_a_second_worker_that_is_lost_is_recomputed():
+    """It was made on one that had been lost before, when nobody had to make it again."""
+    with threads_cluster(3) as cluster, Client(cluster) as client:
+        client.amm.stop()
+        first, second, third = present_workers(client)
+        made = client.submit(sum, [1, 2], workers=[first])
+        assert client.submit(abs, made, workers=[second]).result(timeout=60) == 3
+        on_scheduler(client, lose, address=first)
+        recompute_elsewhere(client, [first], third)
+        on_scheduler(client, lose, address=second)
+        needed = client.submit(str, made, workers=[third])
+        client.submit(int, workers=[third]).result(timeout=60)  # the scheduler has heard of both
+        recompute_elsewhere(client, [second], third)
+        assert needed.result(timeout=60) == "3"
