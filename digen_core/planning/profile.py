@@ -42,7 +42,8 @@ class LineFit:
     n_seconds: float = 0.0
 
     def add(self, num_items: float, seconds: float, weight: float = 1.0) -> None:
-        """Take an observation in."""
+        """Take an observation in; below 0 it counts as 0, as a clock was set back meanwhile."""
+        seconds = max(0.0, seconds)
         self.weight += weight
         self.n += weight * num_items
         self.n2 += weight * num_items**2

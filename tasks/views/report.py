@@ -81,7 +81,8 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))
     if timeline:
         parts.append(_embedded("what the devices did", "png", timeline))
-    parts.append(_idle_table(record))
+    if record.idle:
+        parts.append(_idle_table(record))
     if record.pictures:
         parts.append(_samples_table(record.pictures))
     return "\n\n".join(parts) + "\n"

@@ -11,7 +11,7 @@ from time import time
 from digen_core.control.schedule import StaleGroups
 from digen_core.records import GENERATING, Crossing, IterationRecord, Span
 from digen_core.sim.links import link_metrics
-from digen_core.trace.gaps import idle_gaps
+from digen_core.trace.gaps import Gap, idle_gaps
 from digen_core.trace.metrics import idle_shares, schedule_metrics
 from digen_core.trace.prediction import read_prediction
 from digen_core.trace.prices import cost_metrics
@@ -124,11 +124,10 @@ class IterationRecorder(SampleRecorder):
             **self.sample_metrics(),
             "numerics/skipped_updates": float(self._num_skipped),
             **self._time_metrics(ended.seconds),
-            **schedule_metrics(gaps, devices, window, self.num_samples, self._predicted_seconds),
+            **self._window_metrics(gaps, window),
             **self._staleness_metrics(),
             **self._usage_metrics(),
             **link_metrics(self._crossings),
-            **self._mfu_metrics(window),
             **self._cost_metrics(window, ended),
             "orchestration/steps_per_task": float(steps_per_task),
             **self._worker_metrics(),
@@ -141,9 +140,23 @@ class IterationRecorder(SampleRecorder):
             samples=self.rows(),
             spans=sorted(self._spans, key=lambda span: span.started),
             crossings=self._crossings,
-            idle=idle_shares(gaps, devices, window),
+            idle=idle_shares(gaps, devices, window) if window.seconds > 0 else {},
             pictures=self.pictures(),
         )
+
+    def _window_metrics(self, gaps: Sequence[Gap], window: Window) -> dict[str, float]:
+        """Return what the devices did with the iteration's time: nothing if it seems to have none.
+
+        Then a clock was set back since the iteration before.
+        """
+        if window.seconds <= 0:
+            return {}
+        devices, arithmetic = self._run.fleet.devices, self._run.progress.arithmetic
+        predicted = self._predicted_seconds
+        found = schedule_metrics(gaps, devices, window, self.num_samples, predicted)
+        if arithmetic is not None:
+            found |= mfu_metrics(arithmetic, self._spans, devices, window)
+        return found
 
     def _staleness_metrics(self) -> dict[str, float]:
         """Return the versions between the one trained and the one that generated a sample.
@@ -170,12 +183,6 @@ class IterationRecorder(SampleRecorder):
         gangs = {device.name for device in self._run.fleet.devices if device.size > 1}
         parts.append(energy_metrics(self._usage, gangs, self.num_samples))
         return {name: value for part in parts for name, value in part.items()}
-
-    def _mfu_metrics(self, window: Window) -> dict[str, float]:
-        arithmetic = self._run.progress.arithmetic
-        if arithmetic is None:
-            return {}
-        return mfu_metrics(arithmetic, self._spans, self._run.fleet.devices, window)
 
     def _cost_metrics(self, window: Window, ended: Ended) -> dict[str, float]:
         if not self._run.config.cluster.price_per_hour:

@@ -123,6 +123,15 @@ def test_log_probs_are_in_the_order_of_the_steps(recorder):
     ]  # fmt: skip
 
 
+def test_where_a_clock_was_set_back_nothing_is_said_of_what_devices_did(run, recorder):
+    """This iteration seems to be over before the one before it was."""
+    add(run, recorder, Span(3, "train p000", "train", "trainer-0", 90.0, 91.0, 100.0))
+    record = recorder.record(Ended(6, -70.0), 1)
+    assert record.idle == {}
+    assert record.metrics["reward/mean"] == 1.0
+    assert not {name for name in record.metrics if name.startswith(("idle/", "throughput/"))}
+
+
 def test_rows_name_who_made_them(recorder):
     record = recorder.record(Ended(6, 8.0), 1)
     assert (record.iteration, record.version) == (4, 5)  # 6: the next one's, by now
