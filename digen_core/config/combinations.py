@@ -163,8 +163,8 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
             "group, as equal rewards still differ from the prompt's earlier ones; use 0."
         )
     _check_transition(algorithm, rollout)
-    _check_solver(algorithm, rollout)
     check_steps(algorithm, rollout, rollout.num_steps)
+    _check_solver(algorithm, rollout)
     _check_rounding(algorithm, model)
 
 
@@ -264,15 +264,16 @@ def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
 
 
 def _check_solver(algorithm: Algorithm, rollout: RolloutConfig) -> None:
-    """Refuse a solver that no step is taken by."""
-    if rollout.solver == "euler":
+    """Refuse a solver that takes no step, neither of samples nor of candidates without noise."""
+    if rollout.solver == "euler" or (rollout.screening and rollout.screening.num_steps):
         return
-    noisy, _ = algorithm.steps(rollout.num_steps, 0, np.random.default_rng(0))
-    if len(noisy) >= rollout.num_steps - 1:
+    noisy, _ = algorithm.steps(rollout.num_steps, 0, np.random.default_rng(0))  # of all groups
+    number = algorithm.num_trained(rollout.num_steps) if algorithm.own_noise else len(noisy)
+    if number >= rollout.num_steps - 1:
         raise ValueError(
             f"rollout.solver is {rollout.solver}, but algorithm.type {algorithm.type} has noise in "
-            f"{len(noisy)} of rollout.num_steps ({rollout.num_steps}), and the last one is an "
-            "Euler step; use a window of noisy steps, or 'euler'."
+            f"{number} of rollout.num_steps ({rollout.num_steps}), and the last one is an Euler "
+            "step; use a window of noisy steps, or 'euler'."
         )
 
 

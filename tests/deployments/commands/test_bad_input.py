@@ -103,6 +103,14 @@ SETTINGS = {
         "rollout.solver is dpmpp_2m, but algorithm.type flow_grpo has noise in 7 of "
         "rollout.num_steps (8), and the last one is an Euler step; use a window of noisy steps",
     ),
+    "a solver after a window that is nowhere": (
+        "--rollout.solver dpmpp_2m --algorithm.window [2,7,8]",
+        "algorithm.window (size, low, high) is [2, 7, 8]; needs size >= 1",
+    ),
+    "a solver where no step is trained": (
+        "--rollout.solver dpmpp_2m --algorithm.type dance_grpo --algorithm.trained_fraction 0.1",
+        "trained_fraction (0.1) of rollout.num_steps (8) is no step at all",
+    ),
     "unknown solver": ("--rollout.solver dpm", "rollout.solver: must be 'euler' or 'dpmpp_2m'"),
     "a window that does not fit": (
         "--algorithm.type mix_grpo --algorithm.window_size 9",

@@ -327,6 +327,19 @@ def test_a_typo_gets_a_suggestion(key, answer):
     assert str(error.value).endswith(answer)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "screening"),
+    [
+        ({"window": [1, 0, 7], "window_drawn_for": "group"}, None),  # noisy: one of a group
+        ({}, {"candidates": 20, "num_steps": 4}),  # these have no noise
+    ],
+)
+def test_a_solver_is_taken_where_it_takes_some_step_of_a_group(algorithm, screening):
+    rollout = {"num_steps": 8, "solver": "dpmpp_2m", "screening": screening}
+    config = RunConfig.model_validate({"rollout": rollout, "algorithm": algorithm})
+    assert config.rollout.solver == "dpmpp_2m"
+
+
 def test_the_last_cps_step_cannot_be_trained():
     with pytest.raises(ConfigError, match=r"the last cps step \(8\) is noiseless"):
         config_of(["--rollout.transition", "cps", "--algorithm.trained-fraction", "1"])
