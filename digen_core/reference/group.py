@@ -287,9 +287,11 @@ def dealt(groups: Mapping[int, Group], deal: Deal, update: int) -> list[tuple[Gr
     """Return the groups that an update trains, each with its samples that are."""
     found = []
     for index, group in groups.items():
+        if group.advantages is None:  # nobody has chosen among its samples
+            continue
         chosen = range(len(group.latents[0])) if group.chosen is None else sorted(group.chosen)
         own = [s for place, s in enumerate(chosen) if update in deal.updates_of(index, place)]
-        if own and group.advantages is not None:
+        if own:
             found.append((group, own))
     return found
 

@@ -198,6 +198,18 @@ def test_an_update_is_the_mean_over_its_own_share_of_the_samples(train):
     assert two["train/grad_norm"] == pytest.approx(2 * one["train/grad_norm"], rel=1e-12)
 
 
+def test_a_skipped_group_trains_nobody_in_any_update_of_its_best_samples(train):
+    """No sample of it is chosen; of the others two of four are dealt."""
+
+    def one_flat(images, prompts):
+        return flat(images, prompts) if prompts[0] == TEXTS[0] else brightness(images, prompts)
+
+    shares = {"rollout": {"prompts_per_iteration": 3}, "train": {"updates_per_iteration": 3}}
+    run = train(one_flat, algorithm={"best_of": 2}, **shares)
+    assert [row["groups/zero_variance"] for row in run.metrics] == [1, 1]
+    assert all(row["train/grad_norm"] > 0 for row in run.metrics)
+
+
 def test_a_group_without_signal_is_replaced_by_one_of_another_prompt(train):
     first, second = (prompt.text for prompt in prompts_of_iteration(PROMPTS, 0, 2, seed=0))
     (third,) = {prompt.text for prompt in PROMPTS} - {first, second}
