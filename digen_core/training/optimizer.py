@@ -70,9 +70,10 @@ def optimizer_step(
     for names in _batches(state.weights):
         parameters = {}
         for name in names:
-            parameters[name] = nn.Parameter(torch.from_numpy(state.weights[name].copy()))
-            if name in gradient:
-                parameters[name].grad = gradient[name].detach().to("cpu", copy=True)
+            master = nn.Parameter(torch.from_numpy(state.weights[name].copy()))
+            if name in gradient:  # some families compute parts in float32 whatever the dtype
+                master.grad = gradient[name].detach().to("cpu", master.dtype, copy=True)
+            parameters[name] = master
         own = list(parameters.values())
         nn.utils.clip_grads_with_norm_(own, config.max_grad_norm, norm)
         optimizer = adamw(own, config, learning_rate=learning_rate)

@@ -282,6 +282,15 @@ def test_version_zero():
     assert not any(value.any() for value in (*state.exp_avg.values(), *state.exp_avg_sq.values()))
 
 
+def test_a_gradient_of_what_is_computed_in_float32_steps_masters_of_float64():
+    narrow = {name: value.astype(np.float32) for name, value in gradients(1)[0].items()}
+    same = {name: value.astype(np.float64) for name, value in narrow.items()}
+    found, wanted = (stepped(initial_state(arrays(0)), own, CONFIG)[0] for own in (narrow, same))
+    for name, value in wanted.weights.items():
+        assert found.weights[name].dtype == np.float64
+        np.testing.assert_allclose(found.weights[name], value, rtol=1e-6)
+
+
 def test_float32_stays_float32():
     weights = {name: value.astype(np.float32) for name, value in arrays(0).items()}
     gradient = {name: value.astype(np.float32) for name, value in gradients(1)[0].items()}
