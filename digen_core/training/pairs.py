@@ -150,6 +150,8 @@ def gather_pairs(
         reference = batch(s.references[b.step][rows] for b, s, rows in found)
     if config.trains_clean:
         x_0 = batch(segment.x[rows] for _, segment, rows in found)
+        if config.model.dtype == "float64":  # also of what was stored in half precision
+            x_0 = x_0.double()
         noise = _noise(found, x_0, config, FORWARD_NOISE)
         return CleanPairs(
             x_0,

@@ -256,7 +256,7 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         Where the VAE gave NaN or Inf there is NaN: whoever judges or keeps them has to look.
         """
         vae = self.pipeline.vae
-        latents = self.vae_latents(x).to(vae.dtype)
+        latents = self.vae_latents(x.to(self.latent_dtype)).to(vae.dtype)
         with on_device([vae], self.device):
             pixels: Tensor = vae.decode(latents, return_dict=False)[0].float()
         pixels = (pixels / 2 + 0.5).masked_fill(pixels.isinf(), torch.nan).clamp(0, 1)

@@ -66,6 +66,12 @@ def test_the_vae_gets_each_of_them_on_a_line(model, tiny_families):
             torch.testing.assert_close(other, slope * one + shift, rtol=0, atol=1e-9)
 
 
+def test_what_comes_from_a_store_of_half_precision_is_decoded_as_what_was_put_there(tiny_families):
+    policy = load_tiny(tiny_families["sd3"], "sd3", "float64")
+    x = noise(policy).half().float()
+    assert torch.equal(policy.decode(x), policy.decode(x.double()))
+
+
 @pytest.mark.parametrize("model", ["flux", "flux2", "qwen_image"])
 def test_where_a_number_of_a_token_belongs(model, tiny_families):
     """Token r of 2 x 3, its number 4 c + 2 i + j: channel c, row 2 r // 3 + i."""

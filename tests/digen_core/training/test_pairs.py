@@ -9,6 +9,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment, Pack, PairBlock
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
 from digen_core.training.pairs import CleanPairs, Pairs, from_kept, gather_pairs, to_kept
+from digen_core.transport.arrays import to_stored
 from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 
@@ -103,3 +104,32 @@ def test_steps_have_the_noise_of_the_candidates_that_samples_stand_for(
     )
     expected = noise_of((2,), seed=3, purpose=purpose, group=group, samples=samples, step=2)
     assert torch.equal(found.noise, expected)
+
+
+@pytest.mark.parametrize(("storage", "dtype"), [("float16", "float64"), ("bfloat16", "float32")])
+def test_samples_that_were_stored_in_half_precision_are_mixed_as_wide_as_the_model(storage, dtype):
+    """As in the serial loop: in the dtype of latents."""
+    clean, level = drawn(3, 2).to(getattr(torch, storage)), np.linspace(1, 0, 5)
+    config = RunConfig.model_validate(
+        {
+            "model": {"dtype": dtype},
+            "rollout": {"storage": storage},
+            "algorithm": {"type": "diffusion_nft"},
+        }
+    )
+    fragment = Fragment(0, 0, 0, 0, 3, 1.0, 4)
+    stored = to_stored(torch.stack([clean, clean]), storage)
+    found = gather_pairs(
+        Pack(0, 0, (PairBlock(fragment, 1, 0, 3),)),
+        [Segment(fragment, 3, stored, {}, 0, level, "rollout-0")],
+        {0: {"prompt": np.zeros((1, 2), np.float32)}},
+        {0: np.ones(3)},
+        CPU,
+        config,
+        version=0,
+        trained_from=0,
+        trained_steps=range(4),
+    )
+    assert found.x.dtype == getattr(torch, dtype)
+    wide = clean.to(found.x.dtype)
+    torch.testing.assert_close(found.x, 0.25 * wide + 0.75 * found.noise)
