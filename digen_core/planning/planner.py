@@ -21,6 +21,7 @@ NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and th
 NUM_SPLITS = 12  # at most, that rank a size
 NUM_SEARCHED = 2  # layouts, and colocated-strong
 BASELINE: LayoutName = "colocated-strong"
+LESS_HELP = "use less of schedule.helpers and schedule.assistants, or 'auto'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def plan_job(job: Job, leeway: Leeway) -> list[JobPlan]:
     """
     fixed = leeway.fixed
     if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
-        raise UserError(f"no split of {job.devices} devices has {fixed}")
+        raise UserError(f"no split of {job.devices} devices has {fixed}; {LESS_HELP}")
     possible = [layout for layout in leeway.layouts if splits(job, layout)]
     if not possible:
         known = list(leeway.layouts)
@@ -163,7 +164,7 @@ def in_full(judged: JobPlan, leeway: Leeway, value: Value = attrgetter("seconds"
         found = search(judged.job, judged.layout, fixed, value=value, simulated=judged.plan)
         return JobPlan(judged.job, found)
     except ValueError as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"{error}; {LESS_HELP}") from error
 
 
 def estimated_seconds(job: Job, leeway: Leeway) -> float:

@@ -6,7 +6,7 @@ jitter and several seeds. Every mechanism is also tried switched off, and stays 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil
 from operator import attrgetter
@@ -85,6 +85,12 @@ class Fixed:
     stale_share: float | None = None
     most_staleness: int = 1
     """Versions that stale groups may be behind at most; the least that pays is searched for."""
+
+    def __str__(self) -> str:
+        """Name what is fixed."""
+        values = asdict(self)
+        del values["most_staleness"]
+        return ", ".join(f"{name}={own:g}" for name, own in values.items() if own is not None)
 
 
 @dataclass(frozen=True, slots=True)

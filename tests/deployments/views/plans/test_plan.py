@@ -139,7 +139,14 @@ def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
         ("CONFIG --cluster 3-cores", "there is no cluster 3-cores; use 16x-mixed, 16x-two-sites"),
         ("CONFIG --cluster no.toml", "cannot read the cluster no.toml: No such file"),
         ("CONFIG --cluster 2-cores --schedule.profile no.json", "cannot read the profile no.json"),
-        ("CONFIG --cluster 2-cores --schedule.layout tag --schedule.helpers 7", "no split of 2"),
+        (
+            "CONFIG --cluster 2-cores --schedule.layout tag --schedule.helpers 7",
+            "no split of 2 devices has helpers=7; use less of schedule.helpers and schedule.assi",
+        ),
+        (
+            "CONFIG --cluster 16x-mixed --schedule.helpers 14 --schedule.assistants 14",
+            "has helpers=14, assistants=14 in layout elastic; use less of schedule.helpers and",
+        ),
         ("CONFIG --cluster 2-cores --timeline p.svg", "--timeline is p.svg; use a name with .png"),
         ("CONFIG --cluster 2-cores --timeline no/p.png", "in a folder that is there"),
         (
