@@ -15,7 +15,7 @@ from digen_core.config.rollout import check_levels
 from digen_core.config.size import FRAMES, SIDE, Size, check_frames, check_sizes, check_tokens
 from digen_core.errors import ConfigError
 from digen_core.inputs.shipped import MaybeShipped, located
-from digen_core.strict import PathText, Strict
+from digen_core.strict import AtMost, PathText, Strict
 
 TinySize = Literal["tiny", "medium"]
 """How large a pipeline is that ``digen make-tiny`` makes: a key of its sizes."""
@@ -40,6 +40,8 @@ EMBEDDED_EDITOR: Final = "digen:models/shapes_edit"
 
 EMBEDDED_DEFAULTS: Final = Defaults(32, 32, 1, 12, 3.5, 8)
 """What the embedded models were trained with."""
+
+_SHIFT: Final = AtMost(1000, "the noise levels of several steps would be the same")
 
 MAX_SOURCE_IMAGES: Final = max(family.most_images for family in FAMILIES.values())
 """Most source images of a prompt; FLUX.2-dev is published for so many."""
@@ -199,7 +201,7 @@ class ModelConfig(Strict):
     """What classifier-free guidance steers away from (Qwen-Image is used with a single space),
     where prompts.negative_column says nothing else; models without it ignore it."""
 
-    shift: float | None = Field(None, gt=0)
+    shift: Annotated[float, Field(ge=1e-3), _SHIFT] | None = None
     """Replace the family's own schedule by sigma = shift u / (1 + (shift - 1) u), u falling evenly
     from 1 to 0 (DanceGRPO: 3, HunyuanVideo 5). Null: the family's own."""
 

@@ -6,6 +6,7 @@ Importing this module must not import torch.
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from digen_core.maths.names import SolverName, TransitionName
@@ -54,10 +55,11 @@ def check_levels(levels: Sequence[float], shift: float | None) -> None:
             f"model.sigmas names noise levels, and model.shift is {shift:g}, which makes others; "
             "leave one of them out."
         )
-    if len(levels) < 2 or list(levels) != sorted(set(levels), reverse=True):
+    kept = np.float32([*levels, 0.0])  # as schedules are
+    if len(levels) < 2 or not (np.diff(kept) < 0).all():
         raise ValueError(
             f"model.sigmas is {list(levels)}; name the noise levels of at least two steps, each "
-            "once, in descending order, without the 0 that follows."
+            "once, as numbers of float32, in descending order, without the 0 that follows."
         )
     if levels[0] < FIRST_LEVEL:
         raise ValueError(

@@ -239,7 +239,15 @@ SETTINGS = {
         "--model.adapters.a+b.path x",
         "model.adapters has the name 'a+b', which is not made of letters, digits, _ and - only",
     ),
-    "shift of 0": ("--model.shift 0", "model.shift: must be greater than 0"),
+    "shift of 0": ("--model.shift 0", "model.shift: must be greater than or equal to 0.001"),
+    "shift that leaves noise alone": (
+        "--model.shift 1e6",
+        "model.shift: must be at most 1000: the noise levels of several steps would be the same",
+    ),
+    "noise levels that are the same as float32": (
+        "--model.sigmas [1.0,0.99999999,0.5]",
+        "model.sigmas is [1.0, 0.99999999, 0.5]; name the noise levels of at least two steps, each",
+    ),
     "noise levels that do not fall": (
         "--model.sigmas [1,0.5,0.7]",
         "model.sigmas is [1.0, 0.5, 0.7]; name the noise levels of at least two steps, each once",
