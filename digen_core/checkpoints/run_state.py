@@ -6,6 +6,7 @@ run could continue without are passed over.
 
 import fcntl
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, require_run
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
-from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from digen_core.transport.metrics import METRICS_OF_RUN, last_metrics
 
 LOCK_OF_RUN: Final = ".lock"
 """Held, and written into, by the process that trains."""
@@ -92,9 +93,7 @@ def state_of(run_dir: Path) -> RunState:
         total: int | None = config_of_run(run_dir).num_iterations
     except UserError:
         total = None
-    records = _records(run_dir)
-    evaluations = _evaluations(run_dir)
-    last = records[-1] if records else None
+    last, evaluations = _last_record(run_dir), _evaluations(run_dir)
     after, version = evaluations.get("after"), last.version if last else 0
     is_over = after is not None and after.version == version
     state: State = "running" if holder_of(run_dir) else "finished" if is_over else "stopped"
@@ -159,18 +158,32 @@ def _began(run_dir: Path) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime)
 
 
-def _records(run_dir: Path) -> list[IterationRecord]:
+def _last_record(run_dir: Path) -> IterationRecord | None:
     try:
-        return read_metrics(run_dir / METRICS_OF_RUN)
+        return last_metrics(run_dir / METRICS_OF_RUN)
     except (OSError, ValueError, TypeError):
-        return []
+        return None
 
 
 def _evaluations(run_dir: Path) -> dict[str, EvaluationReport]:
-    found = {}
+    """Return the evaluations of a run by tag; of those between iterations the last one alone.
+
+    There may be hundreds of these, and each has the scores of all samples.
+    """
+    others, between = dict[str, Path](), dict[int, Path]()
     for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
-        try:
-            found[path.stem] = EvaluationReport.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            continue
+        if number := re.fullmatch(r"iteration-(\d+)", path.stem):
+            between[int(number[1])] = path
+        else:
+            others[path.stem] = path
+    found = {tag: report for tag, path in others.items() if (report := _evaluation(path))}
+    last = (between[number] for number in sorted(between, reverse=True))
+    found |= next(({own.stem: report} for own in last if (report := _evaluation(own))), {})
     return found
+
+
+def _evaluation(path: Path) -> EvaluationReport | None:
+    try:
+        return EvaluationReport.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None

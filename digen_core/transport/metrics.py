@@ -45,6 +45,14 @@ def read_metrics(metrics_dir: Path) -> list[IterationRecord]:
     return list(_readable(sorted(metrics_dir.glob("iteration-*.json"))))
 
 
+def last_metrics(metrics_dir: Path) -> IterationRecord | None:
+    """Return the record of the last finished iteration, None if there is none; it alone is read.
+
+    A damaged file is left out, as of all.
+    """
+    return next(_readable(sorted(metrics_dir.glob("iteration-*.json"), reverse=True)), None)
+
+
 def _readable(paths: list[Path]) -> Iterator[IterationRecord]:
     for path in paths:
         try:

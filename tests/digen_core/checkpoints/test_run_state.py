@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,29 @@ def test_a_run_is_over_when_its_last_version_is_evaluated(run):
     assert state_of(run).state == "stopped"
     evaluate(run, "after", 2)
     assert state_of(run).state == "finished"
+
+
+def test_of_a_long_run_the_last_record_and_evaluation_alone_are_read(run, monkeypatch):
+    for tag, version in {"before": 0, "iteration-0090": 90, "iteration-1000": 1000}.items():
+        evaluate(run, tag, version)
+    (run / "evaluation" / "iteration-0990.json").write_text("{")
+    opened, read = [], Path.read_bytes
+
+    def read_bytes(path):
+        opened.append(path.stem)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    found = state_of(run)
+    assert (found.last.iteration, found.evaluation.version) == (1, 1000)
+    assert set(opened).isdisjoint({"iteration-000000", "iteration-0090", "iteration-0990"})
+
+
+def test_the_last_evaluation_that_is_whole_counts(run):
+    for tag, version in {"before": 0, "iteration-0002": 2, "iteration-0010": 10}.items():
+        evaluate(run, tag, version)
+    (run / "evaluation" / "iteration-0100.json").write_text("{")
+    assert state_of(run).evaluation.version == 10
 
 
 def test_damaged_files_are_left_out(run, caplog):
