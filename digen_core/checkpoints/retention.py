@@ -2,16 +2,16 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     EVALUATIONS_OF_RUN,
+    MANIFEST,
     DamagedError,
-    Manifest,
     checkpoints_in,
     name_of,
     read_manifest,
@@ -22,6 +22,12 @@ from digen_core.records import EvaluationReport
 from digen_core.transport.files import remove_folder
 
 logger = logging.getLogger(__name__)
+
+Scored = tuple[int, Mapping[str, float]]
+"""A version, and the numbers that it may be judged by."""
+
+MOST_REMEMBERED: Final = 100_000
+"""Evaluations and checkpoints whose numbers are."""
 
 _IN_TRAINING: Final = re.compile(r"before|iteration-\d+|after")  # tags of evaluations
 
@@ -60,26 +66,32 @@ def evaluations_of(run_dir: Path) -> dict[str, EvaluationReport]:
 
     A damaged file is left out, with a warning: a run can continue without it.
     """
-    found: dict[str, EvaluationReport] = {}
-    for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
-        if not _IN_TRAINING.fullmatch(path.stem):
-            continue
-        try:
-            found[path.stem] = EvaluationReport.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            logger.warning("%s is damaged and left out: %s", path, " ".join(str(error).split()))
-    return found
+    found = {path.stem: _evaluation_in(path) for path in _evaluation_files(run_dir)}
+    return {tag: report for tag, report in found.items() if report is not None}
+
+
+def _evaluation_files(run_dir: Path) -> list[Path]:
+    paths = run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json")
+    return [path for path in paths if _IN_TRAINING.fullmatch(path.stem)]
+
+
+def _evaluation_in(path: Path) -> EvaluationReport | None:
+    try:
+        return EvaluationReport.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        logger.warning("%s is damaged and left out: %s", path, " ".join(str(error).split()))
+        return None
 
 
 def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
     """Return what checkpoints are judged by, by version; not all may have been judged."""
     name = config.best_by.removeprefix(EVALUATION)
     if name != config.best_by:
-        tables = [(r.version, r.rewards) for r in evaluations_of(run_dir).values()]
+        paths = _evaluation_files(run_dir)
     else:
-        found = _manifests(run_dir / CHECKPOINTS_OF_RUN)
-        # version 0, which no iteration made, has none
-        tables = [(manifest.version, manifest.metrics) for manifest in found if manifest.metrics]
+        paths = [own / MANIFEST for own in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)]
+    found = (_scored_in(path, path.stat().st_mtime_ns) for path in paths if path.exists())
+    tables = [scored for scored in found if scored is not None]
     for _, table in tables:
         if name not in table:
             raise UserError(
@@ -89,7 +101,19 @@ def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
     return {version: table[name] for version, table in tables}
 
 
-def _manifests(folder: Path) -> Iterator[Manifest]:
-    for checkpoint in checkpoints_in(folder):
-        with suppress(DamagedError):
-            yield read_manifest(checkpoint)
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _scored_in(path: Path, changed: int) -> Scored | None:
+    """Return what an evaluation, or the manifest of a checkpoint, says; None: nothing, or damaged.
+
+    It is remembered until the file has changed: there may be hundreds, and each new checkpoint
+    asks for all of them.
+    """
+    if path.name != MANIFEST:
+        report = _evaluation_in(path)
+        return None if report is None else (report.version, report.rewards)
+    try:
+        manifest = read_manifest(path.parent)
+    except DamagedError:
+        return None
+    # version 0, which no iteration made, has none
+    return (manifest.version, manifest.metrics) if manifest.metrics else None

@@ -1,5 +1,7 @@
 """Which checkpoints stay: the newest always, and what the config asks for."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,35 @@ def test_the_best_by_evaluation(tmp_path):
     assert names_in(tmp_path / "checkpoints") == ["v0002", "v0003", "v0004", "v0005"]
     prune(tmp_path, CheckpointConfig(keep_last=1, keep_best=1))
     assert names_in(tmp_path / "checkpoints") == ["v0003", "v0005"]
+
+
+@pytest.mark.parametrize("best_by", ["evaluation/reward", "reward/mean"])
+def test_what_was_judged_is_not_read_again_with_each_checkpoint(best_by, tmp_path, monkeypatch):
+    config = CheckpointConfig(keep_last=1, keep_every=1, keep_best=1, best_by=best_by)
+    run_with(tmp_path, {1: 0.5, 2: 0.4})
+    (tmp_path / "evaluation").mkdir()
+    for version in range(3):
+        evaluate(tmp_path, version)
+    prune(tmp_path, config)
+    opened, read = [], Path.read_bytes
+
+    def read_bytes(path):
+        opened.append(path.relative_to(tmp_path).as_posix())
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    run_with(tmp_path, {3: 0.6})
+    evaluate(tmp_path, 3)
+    prune(tmp_path, config)
+    new = {"evaluation/iteration-0003.json", "checkpoints/v0003/manifest.json"}
+    assert len(opened) == 1
+    assert set(opened) < new
+
+
+def evaluate(run_dir, version):
+    rewards = {"reward": 0.1 * version}
+    report = EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards=rewards)
+    (run_dir / "evaluation" / f"iteration-{version:04d}.json").write_text(report.model_dump_json())
 
 
 def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
