@@ -70,7 +70,9 @@ class Spool:
         self._entries = self.folder / "entries.jsonl"
         self._aside = self.folder / "aside.jsonl"
         self._adding = Lock()
-        self._keys = {str(entry["key"]) for entry in self.read()}.union(logged)
+        #: The step of each entry; None: it has none, or MLflow alone has the entry.
+        self._steps: dict[str, int | None] = dict.fromkeys(logged)
+        self._steps |= {str(entry["key"]): entry.get("step") for entry in self.read()}
 
     @classmethod
     def create(cls, run_dir: Path, run: RunOfSpool, logged: Iterable[str] = ()) -> Self:
@@ -98,7 +100,11 @@ class Spool:
             return None
 
     def __contains__(self, key: str) -> bool:
-        return key in self._keys
+        return key in self._steps
+
+    def step_of(self, key: str) -> int | None:
+        """Return the step of an entry; None: it has none, or MLflow alone has the entry."""
+        return self._steps.get(key)
 
     def append(self, key: str, kind: str, **content: Any) -> bool:
         """Add an entry and return when it is on disk; whether it is new.
@@ -110,10 +116,10 @@ class Spool:
         """
         line = json.dumps({"key": key, "kind": kind, **content}, allow_nan=False)
         with self._adding:
-            if key in self._keys:
+            if key in self._steps:
                 return False
             append_line(self._entries, line)
-            self._keys.add(key)
+            self._steps[key] = content.get("step")
         return True
 
     def read(self) -> list[Entry]:

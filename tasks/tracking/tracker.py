@@ -308,11 +308,8 @@ class Tracker:
 
     def _name_in_mlflow(self, name: str, version: int) -> str:
         """Return the name of an evaluation's nested run, whose parameters stay as they are."""
-        if evaluation_key(name) not in self._spool:
-            return name
-        key, entries = evaluation_key(name), self._spool.read()
-        known = {entry["key"]: entry.get("step") for entry in entries}
-        return name if known.get(key, version) == version else f"{name}-v{version}"
+        known = self._spool.step_of(evaluation_key(name))
+        return name if known in (None, version) else f"{name}-v{version}"
 
     def _unused(self, tag: str) -> str:
         number = 1
