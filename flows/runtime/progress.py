@@ -94,8 +94,9 @@ class Progress:
         self.state, self.holder, self.copies = state, holder, {}
 
     def first_version(self, version: int, content_hash: str) -> None:
-        """Note the version to begin with, now that it exists."""
+        """Note the version to begin with, now that it exists; of later ones nothing is known."""
         self.version = version
+        self.hashes = {own: known for own, known in self.hashes.items() if own < version}
         self.hashes[version] = content_hash
 
     def stepping(self, state: PrefectFuture[Any]) -> None:

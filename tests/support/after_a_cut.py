@@ -126,9 +126,13 @@ def _check_told(left: Path, resumption: Resumption) -> None:
 
 
 def _check_versions(left: Path, version: int, resumption: Resumption) -> None:
-    """Each version has a line, but for the newest, whose line comes after its checkpoint."""
+    """Each version has a line, but for the newest, whose line comes after its checkpoint.
+
+    Half a line at the end goes when the next one is added.
+    """
     path = left / VERSIONS_OF_RUN
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    *whole, _ = path.read_text().split("\n") if path.exists() else [""]
+    lines = [json.loads(line) for line in whole]
     assert [line["version"] for line in lines] in (list(range(version)), list(range(version + 1)))
     for before, line in zip([None, *lines], lines, strict=False):
         assert line["parent"] == (before["hash"] if before else None)
