@@ -36,6 +36,7 @@ from digen_core.config.load import CONFIG_OF_RUN, require_run
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.records import EvaluationReport
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.transport.files import (
     remove_folder,
@@ -155,10 +156,10 @@ def go_on(run: RunContext, resumption: Resumption) -> None:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, run.config.model_dump_json(indent=2))
     run.fleet.took_part(_known_devices(run_dir))
-    _stand_at(run, resumption)
+    evaluations = _stand_at(run, resumption)
     for record in read_metrics(run_dir / METRICS_OF_RUN):
         run.tracker.log_iteration(record)
-    for tag, report in run.progress.evaluations.items():
+    for tag, report in sorted(evaluations.items(), key=lambda item: item[1].version):
         run.tracker.log_evaluation(tag, report)
         for observer in observers():
             observer.on_evaluation(tag, report)
@@ -210,15 +211,14 @@ def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
     _stand_at(run, back)
 
 
-def _stand_at(run: RunContext, resumption: Resumption) -> None:
-    """Forget what a run did after a checkpoint, on disk and in its run."""
+def _stand_at(run: RunContext, resumption: Resumption) -> dict[str, EvaluationReport]:
+    """Forget what a run did after a checkpoint; return the evaluations that stay, by tag."""
     discard(resumption.run_dir, resumption)
+    evaluations = evaluations_of(resumption.run_dir)
     run.progress.stand_at(
-        resumption.checkpoint,
-        resumption.manifest,
-        resumption.num_iterations,
-        evaluations_of(resumption.run_dir),
+        resumption.checkpoint, resumption.manifest, resumption.num_iterations, evaluations
     )
+    return evaluations
 
 
 COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}

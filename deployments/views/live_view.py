@@ -124,7 +124,7 @@ class LiveView:
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Show an evaluation."""
-        self._progress.evaluations[tag] = report
+        self._progress.add_evaluation(tag, report)
         if not self._is_live:
             means = (f"{name} {in_ascii(mean_text(report, name))}" for name in report.rewards)
             rewards = ", ".join(means) or NO_MEANS

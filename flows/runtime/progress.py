@@ -13,7 +13,7 @@ from digen_core.control.costs import Costs
 from digen_core.control.schedule import UNMIXED, Mixing, StaleGroups
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.planning.profile import Profile
-from digen_core.records import EvaluationReport
+from digen_core.records import FIRST, EvaluationReport
 from digen_core.trace.utilization import Arithmetic
 
 STALE_LIMIT: Final = ("staleness/most_groups", "staleness/most_iterations")
@@ -34,7 +34,8 @@ class Progress:
     reward_history: RewardHistory = field(default_factory=dict)
     """Of each prompt, to begin with; for algorithms that keep it."""
     evaluations: dict[str, EvaluationReport] = field(default_factory=dict)
-    """By tag."""
+    """By tag: the first, and those of the newest version that was evaluated. Each has the scores of
+    all samples, and a long run makes hundreds."""
     version: int = 0
     state: PrefectFuture[Any] | None = None
     """The TrainState of the newest version, on the holder; None before there is one."""
@@ -184,7 +185,13 @@ class Progress:
 
     def evaluated(self, tag: str, report: EvaluationReport) -> None:
         """Note what a version was found to be worth."""
-        self.evaluations[tag] = report
+        self._know({**self.evaluations, tag: report}, report.version)
+
+    def _know(self, evaluations: Mapping[str, EvaluationReport], version: int) -> None:
+        """Keep of some evaluations the first, and those of a version."""
+        self.evaluations = {
+            tag: own for tag, own in evaluations.items() if tag == FIRST or own.version == version
+        }
 
     def mixes(self, mixing: Mixing) -> None:
         """Note how groups that cost differently are generated from now on."""
@@ -236,8 +243,7 @@ class Progress:
         numbers = [round(number) for number in known if number is not None]
         self.stale_limit = StaleGroups(*numbers) if len(numbers) == len(STALE_LIMIT) else None
         self.state, self.copies, self.published, self.made = None, {}, {}, None
-        ordered = sorted(evaluations.items(), key=lambda item: item[1].version)
-        self.evaluations = dict(ordered)
+        self._know(evaluations, self.version)
 
     # --- warnings -------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class RunArtifacts:
 
     def on_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Show an evaluation."""
-        self._progress.evaluations[tag] = report
+        self._progress.add_evaluation(tag, report)
         self._publish()
 
     def _publish(self) -> None:

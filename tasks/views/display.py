@@ -43,6 +43,9 @@ NO_MEANS: Final = "no reward judges samples each for itself"
 RECENT: Final = 5
 """Iterations that the time left is estimated from."""
 
+LAST_EVALUATIONS: Final = 4
+"""That are shown beside the first one: long runs make hundreds, with the scores of all samples."""
+
 
 @dataclass
 class Progress:
@@ -58,7 +61,8 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)  # metrics of each iteration
     seconds: list[float] = field(default_factory=list)  # of each iteration
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # of the last iteration
-    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)  # by tag, in order
+    #: By tag, in order: the first, and the last ones.
+    evaluations: dict[str, EvaluationReport] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     started: float = field(default_factory=monotonic)
 
@@ -79,6 +83,12 @@ class Progress:
         self.history.append(record.metrics)
         self.seconds.append(record.seconds)
         self.idle = record.idle
+
+    def add_evaluation(self, tag: str, report: EvaluationReport) -> None:
+        """Note an evaluation; of many the first and the last ones are kept."""
+        self.evaluations[tag] = report
+        for old in list(self.evaluations)[1:-LAST_EVALUATIONS]:
+            del self.evaluations[old]
 
     @property
     def fraction(self) -> float:

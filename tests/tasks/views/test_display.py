@@ -1,0 +1,23 @@
+"""What views show of a run that is long."""
+
+from digen_core.config.run import RunConfig
+from digen_core.records import EvaluationReport
+from tasks.views.display import Progress
+from tasks.views.report import report_of
+
+
+def test_a_page_shows_the_first_and_the_last_of_hundreds_of_evaluations():
+    progress = Progress(RunConfig())
+    for version in range(0, 1000, 10):
+        tag = f"iteration-{version:04d}" if version else "before"
+        rewards = {"reward": version / 1000}
+        progress.add_evaluation(
+            tag, EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards=rewards)
+        )
+    assert list(progress.evaluations) == [
+        "before", "iteration-0960", "iteration-0970", "iteration-0980", "iteration-0990",
+    ]  # fmt: skip
+    page = report_of("run", progress, {})
+    assert "(version 0)" in page
+    assert "(version 990)" in page
+    assert "(version 10)" not in page
