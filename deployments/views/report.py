@@ -117,8 +117,7 @@ def read_trace(run_dir: Path) -> RunTrace:
     if not windows or not devices:
         raise UserError(f"{run_dir} holds no spans to report on: no iteration is in them")
     whole = Window(min(w.started for w in windows.values()), max(w.ended for w in windows.values()))
-    gaps = idle_gaps(spans, devices, whole)
-    parts = {iteration: clip(gaps, window) for iteration, window in windows.items()}
+    parts = clip(idle_gaps(spans, devices, whole), windows)
     name = run_dir.resolve().name
     return RunTrace(name, spans, devices, windows, parts, _prediction_of(run_dir))
 

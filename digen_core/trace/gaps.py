@@ -27,7 +27,7 @@ A device with no task left in the spans counts as waiting for an iteration after
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -78,13 +78,24 @@ def idle_gaps(spans: Sequence[Span], devices: Iterable[Device], window: Window) 
     return [gap for device in devices for gap in _gaps_of(history, device.name, window)]
 
 
-def clip(gaps: Iterable[Gap], window: Window) -> list[Gap]:
-    """Return the parts of gaps that lie in a window."""
-    return [
-        Gap(gap.device, max(gap.started, window.started), min(gap.ended, window.ended), gap.cause)
-        for gap in gaps
-        if gap.started < window.ended and gap.ended > window.started
-    ]
+def clip(gaps: Iterable[Gap], windows: Mapping[int, Window]) -> dict[int, list[Gap]]:
+    """Return the parts of gaps that lie in each of some windows.
+
+    Args:
+        gaps: in any order; each is looked at once, as there may be thousands of windows.
+        windows: by iteration, in order of time; none overlaps another.
+    """
+    ordered = list(windows.items())
+    ends = [window.ended for _, window in ordered]
+    found: dict[int, list[Gap]] = {iteration: [] for iteration in windows}
+    for gap in gaps:
+        for place in range(bisect_right(ends, gap.started), len(ordered)):
+            iteration, window = ordered[place]
+            if window.started >= gap.ended:
+                break
+            started, ended = max(gap.started, window.started), min(gap.ended, window.ended)
+            found[iteration].append(Gap(gap.device, started, ended, gap.cause))
+    return found
 
 
 def idle_stretches(work: Sequence[Span], window: Window) -> Iterator[tuple[Window, Span | None]]:

@@ -1,6 +1,6 @@
 """Idle gaps: each cause by a schedule that shows it, and tiling for any spans at all."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -193,7 +193,24 @@ def test_a_window_sees_what_lies_outside_it():
 
 def test_clipped_gaps_are_the_parts_in_the_window():
     gaps = [Gap("a", 0, 2, "fill"), Gap("a", 2, 5, "tail"), Gap("a", 6, 7, "push")]
-    assert clip(gaps, Window(1, 6)) == [Gap("a", 1, 2, "fill"), Gap("a", 2, 5, "tail")]
+    found = clip(gaps, {0: Window(1, 6)})
+    assert found == {0: [Gap("a", 1, 2, "fill"), Gap("a", 2, 5, "tail")]}
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=8),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=20),
+)
+def test_gaps_are_looked_at_once_for_all_windows(lengths, stretches):
+    edges = [0, *accumulate(lengths)]
+    windows = {i: Window(a, b) for i, (a, b) in enumerate(pairwise(edges)) if i % 3}  # some apart
+    gaps = [Gap("a", started, started + seconds, "tail") for started, seconds in stretches]
+    found = clip(iter(gaps), windows)
+    assert found == {i: clip(gaps, {i: window})[i] for i, window in windows.items()}
+    for i, window in windows.items():
+        seconds = [(max(gap.started, window.started), min(gap.ended, window.ended)) for gap in gaps]
+        own = [(gap.started, gap.ended) for gap in found[i]]
+        assert own == [(started, ended) for started, ended in seconds if started < ended]
 
 
 @st.composite
@@ -231,6 +248,7 @@ def test_windows_of_a_run_have_the_same_gaps_as_the_whole_run():
     spans, devices = pipeline(3, 2, num_iterations=3), devices_of(3, 2)
     windows = iteration_windows(spans)
     whole = idle_gaps(spans, devices, Window(windows[0].started, windows[2].ended))
-    for window in windows.values():
+    clipped = clip(whole, windows)
+    for iteration, window in windows.items():
         by_device = sorted(idle_gaps(spans, devices, window), key=lambda gap: gap.device)
-        assert sorted(clip(whole, window), key=lambda gap: gap.device) == by_device
+        assert sorted(clipped[iteration], key=lambda gap: gap.device) == by_device
