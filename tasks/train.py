@@ -117,7 +117,12 @@ def _keep_or_fail(
 
 @together
 def empty_sum(run_id: str) -> GradientSum:
-    """Return a sum over no packs; in a gang each member has a part of it."""
+    """Return a sum over no packs; in a gang each member has a part of it.
+
+    Sums that are on the shelf are of an update before: one that was skipped, as after any other a
+    version came, for which they were let go.
+    """
+    engine_of(run_id).shelf.drop_sums()
     return GradientSum()
 
 

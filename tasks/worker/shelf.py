@@ -68,6 +68,12 @@ class Shelf:
         self._hashes.pop(label, None)
         self._forget()
 
+    def drop_sums(self) -> None:
+        """Let go of all sums."""
+        for label in self:
+            if isinstance(label, str) and label.startswith(SUM):
+                self.drop(label)
+
     def _forget(self) -> None:
         kept = set(self._hashes.values())
         self._rows = {found: rows for found, rows in self._rows.items() if found in kept}

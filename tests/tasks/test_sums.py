@@ -13,10 +13,11 @@ from support.in_process import call
 from support.pull_source import Source
 from support.tiny_policies import TINY
 from tasks.receipts import NOT_SHARED, Reduced
-from tasks.train import reduce, share_sum
+from tasks.train import empty_sum, reduce, share_sum
 from tasks.worker import engine as engine_module
 from tasks.worker import pulling
 from tasks.worker.engine import build_engine
+from tasks.worker.shelf import AVERAGE
 
 
 class Trainer:
@@ -70,6 +71,16 @@ def test_the_sum_of_a_site_by_hand(trainers):
     }
     again, _ = first.call(share_sum, first.total, (second, alone))
     assert again.hash == both.hash, "what is on a shelf, and a device's own sum, stay as they are"
+
+
+def test_sums_of_updates_that_were_skipped_do_not_add_up(trainers):
+    _, first, second = trainers
+    first.engine.shelf.put(AVERAGE, "an average", {})
+    alone, _ = second.call(share_sum, second.total)
+    first.call(share_sum, first.total, (second, alone))
+    assert len(list(first.engine.shelf)) == 2
+    assert not empty_sum("run").packs  # of the next update
+    assert list(first.engine.shelf) == [AVERAGE]
 
 
 def test_a_sum_that_is_not_to_be_had_is_named_once(trainers):
