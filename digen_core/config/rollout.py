@@ -55,7 +55,7 @@ def check_levels(levels: Sequence[float], shift: float | None) -> None:
             f"model.sigmas names noise levels, and model.shift is {shift:g}, which makes others; "
             "leave one of them out."
         )
-    kept = np.float32([*levels, 0.0])  # as schedules are
+    kept = np.array([*levels, 0.0], np.float32)  # as schedules are
     if len(levels) < 2 or not (np.diff(kept) < 0).all():
         raise ValueError(
             f"model.sigmas is {list(levels)}; name the noise levels of at least two steps, each "

@@ -42,8 +42,7 @@ class LineFit:
     n_seconds: float = 0.0
 
     def add(self, num_items: float, seconds: float, weight: float = 1.0) -> None:
-        """Take an observation in; below 0 it counts as 0, as a clock was set back meanwhile."""
-        seconds = max(0.0, seconds)
+        """Take an observation in."""
         self.weight += weight
         self.n += weight * num_items
         self.n2 += weight * num_items**2
@@ -154,23 +153,28 @@ class Profile:
         return self.costs
 
     def learn(self, spans: Sequence[Span], crossings: Sequence[Crossing] = ()) -> Costs:
-        """Take in the spans of an iteration, and what crossed links; return the costs."""
+        """Take in the spans of an iteration, and what crossed links; return the costs.
+
+        What took less than no time is left out: a clock was set back meanwhile.
+        """
         fits = (self._lines, self._scalars, self._links, self._pools)
         for fit in (self._version_bytes, *chain.from_iterable(own.values() for own in fits)):
             fit.fade()
         for own in busy_periods(crossings):
             seconds = own.ended - own.started
-            self._links.setdefault(own.sites, LineFit()).add(own.num_bytes, seconds)
+            if seconds >= 0:
+                self._links.setdefault(own.sites, LineFit()).add(own.num_bytes, seconds)
         learnt = {"links": self._learnt_links(), "sent": self._learnt_sent(crossings)}
         self.costs = self.costs.model_copy(update=learnt)
         kinds = {device.name: device.kind for device in self.devices}
         for span, operation, seconds in _observed(spans):
-            if span.device in kinds:
+            if span.device in kinds and seconds >= 0:
                 key = kinds[span.device], operation
                 self._lines.setdefault(key, LineFit()).add(span.num_items * span.cost, seconds)
         self._see_pools([span for span in spans if span.device not in kinds])
         for name, seconds in _updates(spans, self._crossing):
-            self._scalars.setdefault(name, LineFit()).add(1, seconds)
+            if seconds >= 0:
+                self._scalars.setdefault(name, LineFit()).add(1, seconds)
         self.costs = self._learnt()
         return self.costs
 
@@ -185,7 +189,7 @@ class Profile:
         """
         workers: dict[str, set[str]] = {}
         for span in spans:
-            if span.kind == "score" and span.num_items > 0:
+            if span.kind == "score" and span.num_items > 0 and span.ended >= span.started:
                 pool = span.task.split()[-1]
                 workers.setdefault(pool, set()).add(span.device)
                 fit = self._pools.setdefault(pool, LineFit())

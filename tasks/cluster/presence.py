@@ -281,8 +281,8 @@ def _move_what_is_needed(lost: set[str], address: str, dask_scheduler: Scheduler
     if address not in dask_scheduler.workers:  # it is the next one to be lost
         return
     tasks, there = dask_scheduler.tasks.values(), dask_scheduler.workers.keys() - lost
-    pinned = (task for task in tasks if task.worker_restrictions)
-    lost_tasks = {task for task in pinned if there.isdisjoint(task.worker_restrictions)}
+    pinned_to = ((task, task.worker_restrictions) for task in tasks)
+    lost_tasks = {task for task, own in pinned_to if own and there.isdisjoint(own)}
     needed: list[Any] = [t for t in tasks if t.state == "waiting" and t not in lost_tasks]
     while needed:
         for task in needed.pop().dependencies & lost_tasks:
