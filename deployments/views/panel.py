@@ -91,11 +91,10 @@ def draw_page(run_id: str, progress: Progress, width: int, height: int, link: st
         link: is shown whole, under all else.
     """
     width = min(WIDTH, width)
-    metrics = progress.history[-1] if progress.history else {}
-    sections = [_metrics(progress)] if metrics else []
+    sections = [_metrics(progress)] if progress.last else []
     if progress.evaluations:
         sections.append(_evaluations(progress.evaluations))
-    if busy := busy_fractions(metrics):
+    if busy := busy_fractions(progress.last):
         sections.append(_devices(busy, progress.idle))
     head = _bar(progress)
     foot = Text(link, style="dim", overflow="fold")
@@ -142,7 +141,7 @@ def _bar(progress: Progress) -> list[RenderableType]:
 
 
 def _metrics(progress: Progress) -> Section:
-    first, last = progress.history[0], progress.history[-1]
+    first, last = progress.first, progress.last
     section = Section(("metric", "first", "now", "trend", ""), 2, bold="reward")
     for name in headlines(last):
         section.rows.append(
@@ -150,7 +149,7 @@ def _metrics(progress: Progress) -> Section:
                 label_of(name),
                 value_text(name, first) if name in first else "",
                 value_text(name, last),
-                Text(sparkline(progress.trend(name), TREND_WIDTH), style="cyan"),
+                Text(sparkline(progress.trends[name], TREND_WIDTH), style="cyan"),
                 verdict_in_short(change_between(name, first, last)),
             )
         )

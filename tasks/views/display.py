@@ -58,7 +58,10 @@ class Progress:
     phase_began: float = field(default_factory=monotonic)
     version: int = 0
     num_finished: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)  # metrics of each iteration
+    first: dict[str, float] = field(default_factory=dict)  # metrics of the first iteration
+    last: dict[str, float] = field(default_factory=dict)  # and of the last; nothing before it
+    #: Of what is worth a line, the values in the iterations that have it.
+    trends: dict[str, list[float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)  # of each iteration
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # of the last iteration
     #: By tag, in order: the first, and the last ones.
@@ -77,10 +80,12 @@ class Progress:
         return monotonic() - self.phase_began
 
     def add_iteration(self, record: IterationRecord) -> None:
-        """Note a finished iteration. Its samples are not kept."""
+        """Note a finished iteration. Its samples are not kept, of its metrics what is shown."""
         self.version = record.version
         self.num_finished = record.iteration + 1
-        self.history.append(record.metrics)
+        for name in headlines(record.metrics):
+            self.trends.setdefault(name, []).append(record.metrics[name])
+        self.first, self.last = self.first or record.metrics, record.metrics
         self.seconds.append(record.seconds)
         self.idle = record.idle
 
@@ -110,15 +115,11 @@ class Progress:
         left = missing * sum(recent) / len(recent)
         if self.config.max_minutes is not None:
             left = min(left, max(0.0, 60 * self.config.max_minutes - self.elapsed_seconds))
-        last = self.history[-1]
-        if self.config.max_cost is not None and last.get("cost/iteration"):
-            iterations = (self.config.max_cost - last["cost/total"]) / last["cost/iteration"]
+        if self.config.max_cost is not None and self.last.get("cost/iteration"):
+            money = self.config.max_cost - self.last["cost/total"]
+            iterations = money / self.last["cost/iteration"]
             left = min(left, max(0.0, iterations * self.seconds[-1]))
         return left
-
-    def trend(self, name: str) -> list[float]:
-        """Return a metric's value in each iteration that has it."""
-        return [metrics[name] for metrics in self.history if name in metrics]
 
 
 def headlines(metrics: Mapping[str, float]) -> list[str]:

@@ -56,11 +56,11 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     if progress.warnings:
         lines = [f"- **Warning:** {inline(text)}" for text in progress.warnings[-SHOWN:]]
         parts.append("\n".join(lines))
-    rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
+    rewards = [value for value in progress.trends.get("reward/mean", []) if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
         parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
-    if progress.history and (rewards or relative(progress.config.rewards)):
+    if progress.last and (rewards or relative(progress.config.rewards)):
         parts.append(_metrics_table(progress))
     if progress.evaluations:
         parts.append(_evaluation_table(progress.evaluations))
@@ -129,11 +129,11 @@ def _idle_table(record: IterationRecord) -> str:
 
 def _metrics_table(progress: Progress) -> str:
     """Return a row for each metric; of means with ±, their standard errors over the prompts."""
-    first, last = progress.history[0], progress.history[-1]
+    first, last = progress.first, progress.last
     lines = ["| metric | first | last | change | trend |", "|---|---:|---:|---|---|"]
     for name in headlines(last):
         before = value_text(name, first) if name in first else ""
-        trend = sparkline(progress.trend(name), 32)
+        trend = sparkline(progress.trends[name], 32)
         cells = [before, value_text(name, last), verdict(change_between(name, first, last)), trend]
         lines.append(f"| {_label(name)} | {' | '.join(cells)} |")
     lines += [

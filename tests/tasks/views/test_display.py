@@ -1,7 +1,9 @@
-"""What views show of a run that is long."""
+"""What views show of a run that is long, and what they keep of it."""
+
+from weakref import ref
 
 from digen_core.config.run import RunConfig
-from digen_core.records import EvaluationReport
+from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views.display import Progress
 from tasks.views.report import report_of
 
@@ -21,3 +23,19 @@ def test_a_page_shows_the_first_and_the_last_of_hundreds_of_evaluations():
     assert "(version 0)" in page
     assert "(version 990)" in page
     assert "(version 10)" not in page
+
+
+class Metrics(dict):
+    """A dict of which one can tell whether it is kept."""
+
+
+def test_of_each_iteration_only_what_is_shown_is_kept():
+    progress, made = Progress(RunConfig()), []
+    for index in range(3):
+        metrics = Metrics({"reward/mean": 0.25 * index, "device/rollout-0/busy_fraction": 0.5})
+        made.append(ref(metrics))
+        progress.add_iteration(IterationRecord(index, index + 1, 1.5, metrics))
+        del metrics
+    assert [own() is not None for own in made] == [True, False, True]
+    assert progress.trends == {"reward/mean": [0.0, 0.25, 0.5]}
+    assert (progress.first["reward/mean"], progress.last["reward/mean"]) == (0.0, 0.5)
