@@ -84,7 +84,10 @@ def _evaluation_in(path: Path) -> EvaluationReport | None:
 
 
 def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
-    """Return what checkpoints are judged by, by version; not all may have been judged."""
+    """Return what checkpoints are judged by, by version.
+
+    Not all may have been judged, and of some iterations no sample has a score of a reward.
+    """
     name = config.best_by.removeprefix(EVALUATION)
     if name != config.best_by:
         paths = _evaluation_files(run_dir)
@@ -92,13 +95,14 @@ def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
         paths = [own / MANIFEST for own in checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)]
     found = (_scored_in(path, path.stat().st_mtime_ns) for path in paths if path.exists())
     tables = [scored for scored in found if scored is not None]
-    for _, table in tables:
-        if name not in table:
-            raise UserError(
-                f"checkpoints.best_by is {config.best_by}, but there are only "
-                f"{', '.join(sorted(table))}; use one of them"
-            )
-    return {version: table[name] for version, table in tables}
+    scores = {version: table[name] for version, table in tables if name in table}
+    if tables and not scores:
+        known = sorted(set().union(*(table for _, table in tables)))
+        raise UserError(
+            f"checkpoints.best_by is {config.best_by}, but there are only {', '.join(known)}; use "
+            "one of them"
+        )
+    return scores
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -108,6 +108,15 @@ def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
     assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
 
 
+def test_a_version_whose_iteration_lacks_the_metric_is_none_of_the_best(tmp_path):
+    """As where a reward that may fail has failed for all of its samples."""
+    run_with(tmp_path, {1: 0.5, 2: 0.4})
+    write_checkpoint(tmp_path / "checkpoints", state_of(3), position_of(3, **{"reward/std": 0.1}))
+    run_with(tmp_path, {4: 0.3})
+    prune(tmp_path, CheckpointConfig(keep_last=1, keep_best=1, best_by="reward/mean"))
+    assert names_in(tmp_path / "checkpoints") == ["v0001", "v0004"]
+
+
 def test_version_0_which_no_iteration_made_has_no_metric(tmp_path):
     write_checkpoint(tmp_path / "checkpoints", state_of(0), position_of(0))
     run_with(tmp_path, {1: 0.5, 2: 0.4})
