@@ -35,6 +35,7 @@ def check_relative(
                 _check_request(name, reward, key, size)
     if checkpoints.keep_best:
         _check_best(checkpoints.best_by, rewards)
+        _check_evaluated(checkpoints.best_by, rewards)
 
 
 def _check_ranked(name: str, reward: RankedConfig, rewards: Mapping[str, RewardConfig]) -> None:
@@ -71,6 +72,16 @@ def _check_request(name: str, reward: RemoteConfig, key: str, size: int) -> None
         raise ValueError(
             f"rewards.{name} sees groups, but its batch_size ({reward.batch_size}) is below "
             f"{key} ({size}); a group has to fit into one request."
+        )
+
+
+def _check_evaluated(metric: str, rewards: Mapping[str, RewardConfig]) -> None:
+    """Refuse to look for the best version by what no evaluation tells."""
+    name = metric.removeprefix(EVALUATION).partition("/")[0]
+    if metric.startswith(EVALUATION) and metric != "evaluation/reward" and name not in rewards:
+        raise ValueError(
+            f"checkpoints.best_by is {metric!r}, but this config has no reward {name!r}; use "
+            f"evaluation/reward, or evaluation/NAME/score with one of {', '.join(rewards)}."
         )
 
 

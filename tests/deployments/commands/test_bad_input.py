@@ -442,6 +442,11 @@ SETTINGS = {
         "--rewards {shapes=0,ranked={of='shapes'}} --checkpoints.keep_best 1",
         "checkpoints.best_by is 'evaluation/reward', but rewards that tell only the samples of a",
     ),
+    "the best of a reward that there is not": (
+        "--checkpoints.keep_best 1 --checkpoints.best_by evaluation/shape/exact",
+        "checkpoints.best_by is 'evaluation/shape/exact', but this config has no reward 'shape'; "
+        "use evaluation/reward, or evaluation/NAME/score with one of shapes",
+    ),
     "judge without a request": (
         "--rewards.judge {url='http://x/v1',model='m',concurrency=0}",
         "rewards.judge.concurrency: must be greater than or equal to 1 (got 0)",
