@@ -362,7 +362,7 @@ class RandomCluster:
                 case p.Generate() | p.Train() | p.Switch() | p.Step():
                     self._check(do)
                     self.queues[do.device].append(do)
-                case p.Reduce() | p.CopyState() | p.Push():
+                case p.Score() | p.Reduce() | p.CopyState() | p.Push():
                     self._check(do)
                     self.others.append(do)
                 case _:
@@ -378,21 +378,32 @@ class RandomCluster:
                 assert len(batch.fragments) <= self.workload.fragments_per_batch
                 for fragment in batch.fragments:
                     self._check_fragment(fragment, do)
-            case p.Train(pack, version, device):
-                assert version == self.version
-                assert version in self.held[device]
-                for block in pack.blocks:
-                    group = (block.fragment.iteration, block.fragment.group)
-                    chosen = self.with_advantages[group]
-                    stale = version - self.version_of[group]
-                    most = (self.schedule.max_staleness + 1) * self.workload.num_updates - 1
-                    assert 0 <= stale <= most
-                    for row in range(block.first_row, block.first_row + block.num_rows):
-                        assert block.fragment.first_sample + row in chosen
+            case p.Train():
+                self._check_pack(do)
+            case p.Score(fragment, device):
+                self._check_whole(fragment)
+                assert device in self.on[fragment], "it has nothing of the trajectory"
             case p.Push():
                 self._check_crossing(do)
             case p.Reduce(_, devices):
                 assert set(devices) == {name for name, packs in self.sums.items() if packs}
+
+    def _check_pack(self, do: p.Train) -> None:
+        """Chosen samples of whole trajectories are trained, on versions that are not too old."""
+        assert do.version == self.version
+        assert do.version in self.held[do.device]
+        for block in do.pack.blocks:
+            self._check_whole(block.fragment)
+            group = (block.fragment.iteration, block.fragment.group)
+            stale = do.version - self.version_of[group]
+            most = (self.schedule.max_staleness + 1) * self.workload.num_updates - 1
+            assert 0 <= stale <= most
+            assert set(block.samples) <= set(self.with_advantages[group])
+
+    def _check_whole(self, fragment: p.Fragment) -> None:
+        """All steps of a trajectory are on devices that are there."""
+        assert self.next_step.get(fragment) == fragment.num_steps, "some steps are missing"
+        assert self.on[fragment] <= self.devices
 
     def _check_fragment(self, fragment: p.Fragment, do: p.Generate) -> None:
         """A fragment goes on where it was, on the version of its group, which is not too old."""
@@ -467,6 +478,8 @@ class RandomCluster:
                 self.pausing.discard(batch)
                 last = self.random.randint(first + 1, end) if asked else end
                 for fragment in batch.fragments:
+                    if first == 0:
+                        self.on[fragment] = set()  # what there was is not used any more
                     for step in range(first, last):
                         self.steps_done[fragment, step] += 1
                         assert self.steps_done[fragment, step] == 1 or self.num_lost, "step twice"

@@ -123,6 +123,7 @@ def stories(draw, num_trainers, losses, several_updates=False):
         "mixed": draw(st.one_of(st.none(), st.randoms(use_true_random=False))),
         "sizes": draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)),
         "losses": draw(losses),
+        "fits": draw(st.sampled_from([1, 3, 10**9])),
         "joins": draw(st.booleans()),
         "pause_odds": 0.1,
         "refill": 1,
