@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -29,6 +30,8 @@ MIN_SPREAD = 0.01  # variance of n over its mean squared, else both parts cannot
 
 OPERATIONS = {"denoise": "step", "samples": "step", "score": "decode", "train": "pack"}
 """Kind of span -> operation in ``DeviceCosts``."""
+
+Key = TypeVar("Key")
 
 
 @dataclass(slots=True)
@@ -153,28 +156,22 @@ class Profile:
         return self.costs
 
     def learn(self, spans: Sequence[Span], crossings: Sequence[Crossing] = ()) -> Costs:
-        """Take in the spans of an iteration, and what crossed links; return the costs.
-
-        What took less than no time is left out: a clock was set back meanwhile.
-        """
+        """Take in the spans of an iteration, and what crossed links; return the costs."""
         fits = (self._lines, self._scalars, self._links, self._pools)
         for fit in (self._version_bytes, *chain.from_iterable(own.values() for own in fits)):
             fit.fade()
         for own in busy_periods(crossings):
-            seconds = own.ended - own.started
-            if seconds >= 0:
-                self._links.setdefault(own.sites, LineFit()).add(own.num_bytes, seconds)
+            _see(self._links, own.sites, own.num_bytes, own.ended - own.started)
         learnt = {"links": self._learnt_links(), "sent": self._learnt_sent(crossings)}
         self.costs = self.costs.model_copy(update=learnt)
         kinds = {device.name: device.kind for device in self.devices}
         for span, operation, seconds in _observed(spans):
-            if span.device in kinds and seconds >= 0:
+            if span.device in kinds:
                 key = kinds[span.device], operation
-                self._lines.setdefault(key, LineFit()).add(span.num_items * span.cost, seconds)
+                _see(self._lines, key, span.num_items * span.cost, seconds)
         self._see_pools([span for span in spans if span.device not in kinds])
         for name, seconds in _updates(spans, self._crossing):
-            if seconds >= 0:
-                self._scalars.setdefault(name, LineFit()).add(1, seconds)
+            _see(self._scalars, name, 1, seconds)
         self.costs = self._learnt()
         return self.costs
 
@@ -189,11 +186,10 @@ class Profile:
         """
         workers: dict[str, set[str]] = {}
         for span in spans:
-            if span.kind == "score" and span.num_items > 0 and span.ended >= span.started:
+            if span.kind == "score" and span.num_items > 0:
                 pool = span.task.split()[-1]
                 workers.setdefault(pool, set()).add(span.device)
-                fit = self._pools.setdefault(pool, LineFit())
-                fit.add(span.num_items, span.ended - span.started)
+                _see(self._pools, pool, span.num_items, span.ended - span.started)
         self._pool_workers |= {pool: len(own) for pool, own in workers.items()}
 
     def _learnt_rewards(self) -> dict[str, float | int]:
@@ -245,6 +241,12 @@ class Profile:
         scalars = {name: fit.seconds / fit.weight for name, fit in self._scalars.items()}
         learnt = {"kinds": kinds, **scalars, **self._learnt_rewards()}
         return self.costs.model_copy(update=learnt)
+
+
+def _see(fits: dict[Key, LineFit], key: Key, num_items: float, seconds: float) -> None:
+    """Take an observation in, unless it took less than no time: a clock was set back meanwhile."""
+    if seconds >= 0:
+        fits.setdefault(key, LineFit()).add(num_items, seconds)
 
 
 def load_profile(path: str | Path) -> Costs:
