@@ -1,4 +1,4 @@
-# digen: `make` lists what there is to do. Needs bash, make and Python 3.11 or 3.12.
+# digen: `make` lists what there is to do. Needs bash, make and Python 3.11 to 3.14.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -37,12 +37,12 @@ setup: $(STAMP) ## make .venv and install digen in it; does nothing if nothing h
 
 $(STAMP): pyproject.toml constraints.txt
 	@python=""; \
-	for name in "$$PYTHON" $(BIN)/python python3.11 python3.12 python3; do \
+	for name in "$$PYTHON" $(BIN)/python python3 python3.{14..11}; do \
 	  test -n "$$name" || continue; \
-	  "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	  "$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' \
 	    2>/dev/null && python="$$name" && break; \
 	done; \
-	test -n "$$python" || { echo "digen needs Python 3.11 or 3.12; this machine's python3 is:" \
+	test -n "$$python" || { echo "digen needs Python 3.11 to 3.14; this machine's python3 is:" \
 	  "$$(python3 --version 2>&1). Name another one: make setup PYTHON=/path/to/python" >&2; \
 	  exit 1; }; \
 	test -x $(BIN)/pip || "$$python" -m venv .venv || { echo "$$python cannot make a virtual" \

@@ -64,6 +64,17 @@ def test_the_newest_release_is_the_version():
     assert newest == project["version"]
 
 
+def test_versions_of_python_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest, after = map(int, re.findall(r"3\.(\d+)", project["requires-python"]))
+    oldest, newest = f"3.{oldest}", f"3.{after - 1}"
+    for file in ("README.md", "Makefile", "docs/install.md"):
+        said = re.findall(r"(3\.\d+) (?:to|or) (3\.\d+)", (ROOT / file).read_text())
+        assert set(said) == {(oldest, newest)}, file
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == [oldest, newest]
+
+
 def test_prefect_in_compose_asks_for_a_password():
     prefect = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["prefect"]
     assert "prefect_app" in prefect["command"], "the gate stands before the server"
