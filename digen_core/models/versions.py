@@ -50,9 +50,10 @@ class PolicyVersions(ABC, Generic[Kept]):
         return self._parameters.keys()
 
     @property
-    def are_rows(self) -> bool:
-        """Whether this device holds its rows only of what is trained: all of it is sharded."""
-        return any(isinstance(parameter, DTensor) for parameter in self._parameters.values())
+    def sharded(self) -> Collection[str]:
+        """Of those parameters of which each member of a gang holds its rows: all have the same."""
+        own = self._parameters.items()
+        return {name for name, parameter in own if isinstance(parameter, DTensor)}
 
     @property
     def active(self) -> int | None:

@@ -157,11 +157,14 @@ class Engine:
         self.unsaved = {**kept, state.version: state}
 
     def held(self, rows: Weights) -> Weights:
-        """Return what this member's model holds of weights that are dealt by rows (collective)."""
-        if self.versions.are_rows:
-            return rows
-        own = self.versions.names
-        return whole_weights(rows, self.gang, {n for n in rows if own_name(n) in own})
+        """Return what this member's model holds of weights that are dealt by rows (collective).
+
+        Where it is sharded that is its rows, but for what a family keeps in float32.
+        """
+        own, sharded = self.versions.names, self.versions.sharded
+        others = {name: value for name, value in rows.items() if own_name(name) not in sharded}
+        whole = whole_weights(others, self.gang, {n for n in others if own_name(n) in own})
+        return rows | whole if sharded else whole
 
     def needing_memory(self, activity: Activity) -> AbstractContextManager[None]:
         """Run the body; a UserError says what to change if it does not fit into memory."""

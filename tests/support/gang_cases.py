@@ -15,8 +15,7 @@ from digen_core.checkpoints.export import save_transformer
 from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.gang.members import ALONE, Gang
-from digen_core.gang.rows import gathered_weights, whole_weights
-from digen_core.gang.sharding import held_of
+from digen_core.gang.rows import gathered_weights, own_rows, whole_weights
 from digen_core.gang.stages import PORTIONS_PER_STAGE, Stage
 from digen_core.maths.flow_sde import LOGPROBS
 from digen_core.models.experts import changed
@@ -30,6 +29,7 @@ from digen_core.training.gradient import PackMetrics, transition_of
 from digen_core.training.gradient_sum import GradientSum, UpdateGradient, pack_gradient
 from digen_core.training.pairs import Pairs, rows_of
 from support.families import EDITED, OF_KIND, family_of, frames_of
+from tasks.worker.engine import Engine
 
 TARGETS = {"flux2": {"targets": ["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"]}}
 """Layers for a LoRA where the default ones are not in all blocks: a stage needs one at least."""
@@ -347,7 +347,8 @@ def _versions(config: RunConfig) -> Versions:
     initial, found = (_initial(p, config, own) for p, own in ((one, ALONE), (shared, gang)))
     weights = [_moved(initial, version) for version in range(3)]
     stores = [versions_of(policy) for policy in (one, shared)]
-    rows = [_held(shared, version) for version in weights]
+    engine = Engine(config, "gang", shared, {}, stores[1], gang)  # which is pushed a member's rows
+    rows = [engine.held(_rows(version, gang)) for version in weights]
     for store, kept in zip(stores, (weights, rows), strict=True):
         store.hold(0, kept[0])
         store.hold(1, kept[1])
@@ -363,10 +364,9 @@ def _versions(config: RunConfig) -> Versions:
     return Versions(errors, same and initial.keys() == found.keys())
 
 
-def _held(policy: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """Return what a member holds of whole weights."""
-    parameters = trainable_parameters(policy)
-    return {name: held_of(weights[name], own) for name, own in parameters.items()}
+def _rows(weights: dict[str, Any], gang: Gang) -> dict[str, Any]:
+    """Return a member's rows of whole weights."""
+    return {name: own_rows(value, gang) for name, value in weights.items()}
 
 
 def _difference(one: Any, shared: Any) -> float:
