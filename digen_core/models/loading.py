@@ -17,6 +17,7 @@ from digen_core.gang.sharding import shard
 from digen_core.models.attention import set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
+from digen_core.models.image_size import read_settings
 from digen_core.models.pipeline.cuda_graphs import graphed_transformers
 from digen_core.models.pipeline.few_steps import check_few_steps
 from digen_core.models.pipeline.float8 import float8_linears
@@ -42,6 +43,9 @@ def load_trainable(config: RunConfig, parts: frozenset[Part], gang: Gang = ALONE
     torch.set_num_threads(config.cluster.threads_per_worker)
     check_stages(config, gang.size)
     adapter = adapter_of(config.model.family)
+    if gang.stages > 1:  # of a hub id nobody may have seen the blocks before
+        _, transformer = read_settings(adapter.folder_of(config.model))
+        check_stages(config, gang.size, transformer=transformer)
     policy = adapter.load(config.model, parts, gang)
     prepare(policy, config, gang)
     return policy

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from digen_core.config.families import FAMILIES
+from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
 from digen_core.gang import stage_files
 from digen_core.gang.cutting import cut
 from digen_core.gang.members import Gang
 from digen_core.gang.runs import runs_of
 from digen_core.gang.stage_files import load_stage, without_numbers
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import TRAINER_PARTS
 from support.families import PUBLISHED, load_tiny
 from support.paths import ROOT
+from support.tiny_policies import TINY
 
 CPU = torch.device("cpu")
 
@@ -135,3 +139,21 @@ def test_files_of_a_large_model_are_found_by_their_index(tiny_families, tmp_path
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     found = load_stage(tmp_path, FAMILIES["sd3"], member(1, 2), torch.float32, CPU)
     assert all(torch.equal(v, whole.state_dict()[n]) for n, v in found.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"stages": 4}, "parallel.stages is 4, more than the 2 blocks of model.path"),
+        ({"stages": 2, "stage_blocks": (1, 2)}, r"stage_blocks \[1, 2\] are 3 blocks together"),
+        ({"stages_by_size": ((2, 2),)}, r"stages_by_size \[2, 2\] are 4 blocks together"),
+    ],
+)
+def test_stages_of_other_blocks_than_a_model_has_are_not_loaded(tiny_flux, parallel, message):
+    """Of a hub id a run may have begun without a look at its blocks."""
+    model = {"path": tiny_flux, "device": "cpu", **TINY}
+    config = RunConfig.model_validate({"model": model, "parallel": parallel})
+    size = max(config.parallel.stages, 2)
+    gang = member(1, size, config.parallel.blocks_of(size))
+    with pytest.raises(ConfigError, match=message):
+        load_trainable(config, TRAINER_PARTS, gang)
