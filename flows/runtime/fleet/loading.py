@@ -173,21 +173,21 @@ def roles_of(run: RunContext, device: Device) -> list[Role]:
 def measure_costs(
     run: RunContext, task_set: TaskSet, devices: Sequence[Device]
 ) -> dict[Device, Measured]:
-    """Measure the work of devices, unless its costs are fixed.
+    """Measure the work of devices, unless its costs are fixed, or nobody is left who encodes.
 
     Args:
         run: its context.
         task_set: of the flow run.
         devices: that hold the model. One that generates, or another of the run, encodes for all.
     """
-    if run.workers.fixed_costs is not None:
+    generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
+    encoders = [*generating, *run.fleet.rollout_devices()]
+    if run.workers.fixed_costs is not None or not encoders:
         return {}
     compiling = "compiling the model and measuring it; compiling may take minutes"
     say(compiling if run.config.model.compile else "measuring what work costs")
-    generating = [device.name for device in devices if "rollout" in roles_of(run, device)]
-    where = [*generating, *run.fleet.rollout_devices()][0]
     prompt = SizedPrompt(run.prompts[0], run.config.model.size)
-    condition = task_set.submit(encode, "encode for measuring", where, [prompt.shown]).future
+    condition = task_set.submit(encode, "encode for measuring", encoders[0], [prompt.shown]).future
     measuring = {
         device: task_set.submit(
             measure,

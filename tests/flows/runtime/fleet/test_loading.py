@@ -1,9 +1,10 @@
-"""A gang is formed of members that can compute together: spares that cannot are left out."""
+"""A gang is formed of members that can compute together; and who measures what work costs."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
@@ -89,3 +90,12 @@ def test_of_whom_nothing_is_known_is_taken(run, workers):
     loading._form(run, ROOM)
     assert [event for event, _ in run.said] == ["spare-used"]
     assert len(run.formed) == 2
+
+
+def test_where_all_that_encode_were_lost_a_trainer_that_joins_is_not_measured():
+    """Its work is learnt: it waits with the others for somebody who generates."""
+    config = RunConfig.model_validate({"schedule": {"layout": "gap"}})
+    workers = SimpleNamespace(fixed_costs=None)
+    trainer = Device("trainer-1", frozenset({"trainer"}), "of another kind")
+    run = SimpleNamespace(config=config, workers=workers, fleet=Fleet([], {}))
+    assert loading.measure_costs(run, None, [trainer]) == {}
