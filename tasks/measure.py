@@ -66,14 +66,16 @@ def measured_together(run_id: str, condition: Condition, roles: list[str]) -> Me
 
 
 def measure_alone(config: RunConfig, prompt: Prompt) -> Measured:
-    """Load the model on a worker of no run yet, and measure the work of both roles.
+    """Load the model on a device of no run yet, and measure the work of both roles.
 
     Raises:
         UserError: the model cannot be loaded, or this machine has not its rollouts' precision.
     """
     require_rollouts(config)
     engine = load_engine("measure", config, "measure", ROLES)
-    return _measured(engine, encoded(engine.policy, [prompt]), ROLES)
+    condition = encoded(engine.policy, [prompt])
+    host = {name: value.cpu() for name, value in condition.items()}
+    return measured_together("measure", host, [*ROLES])
 
 
 def pack_seconds(

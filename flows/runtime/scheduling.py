@@ -35,23 +35,28 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Watch
 from flows.runtime.observers import say, warn
 from flows.runtime.workload import next_workload, schedule_of
-from tasks.cluster.presence import ROLES, dismiss
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.presence import ROLES, dismiss, present_workers
+from tasks.gang.forming import form_gang
 from tasks.measure import measure_alone
 
 POLL_SECONDS: Final = 0.5
 
 
 def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device]) -> Costs:
-    """Load the model on one worker of each kind and measure it there, for lack of a profile.
+    """Load the model on one device of each kind and measure it there, for lack of a profile.
 
     Raises:
         UserError: the model cannot be loaded.
+        WorkerLostError: a member of a gang is gone.
     """
     firsts = {device.kind: device for device in reversed(devices)}.values()
     how = (
         "compiling, which may take minutes, and measuring" if config.model.compile else "measuring"
     )
     say(f"{how} the model on {', '.join(d.name for d in firsts)} to choose the layout")
+    for device in firsts:
+        _form(client, device, config)
     prompt = train_prompts(config)[0].shown_in(config.model.size)
     futures = [
         client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
@@ -61,6 +66,17 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
     cost = cost_of_default(config.model, len(prompt.images))
     found = [own.of_mean_size(cost) for own in client.gather(futures)]
     return _as_measured(config, costs_of(dict(zip(firsts, found, strict=True))))
+
+
+def _form(client: Client, device: Device, config: RunConfig) -> None:
+    """Make the workers of a device a gang: they may still be that of another run."""
+    if device.size == 1:
+        return
+    workers = present_workers(client).items()
+    at, own = next(((at, own) for at, own in workers if own.name == device.name), ("", None))
+    if own is None or own.lacks:
+        raise WorkerLostError(f"a member of the gang {device.name} was lost before it was measured")
+    form_gang(client, at, list(own.followers.values()), config.cluster.heartbeat_timeout)
 
 
 def _as_measured(config: RunConfig, costs: Costs) -> Costs:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from support.given import write_samples
 from support.gpu import require_gpus
@@ -19,6 +20,7 @@ from support.layout_runs import (
     marked,
     run_case,
 )
+from support.runs import merged
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +167,30 @@ def test_gangs_go_on_from_what_a_step_predicted(case, tree, address, monkeypatch
     nft = {"type": "diffusion_nft", "trained_fraction": 0.75}
     settings = {"rollout.solver": "dpmpp_2m", "algorithm": nft}
     check_weights(run_case(case, tree, address, monkeypatch, **settings))
+
+
+def _measuring() -> dict[str, int]:
+    """Return how many members measure a model of no run together, by the run of each engine."""
+    from tasks.worker.engine import _engines
+
+    return {run: own.gang.size for run, own in _engines.items()}
+
+
+def test_a_gang_is_measured_as_one_for_the_choice_of_a_layout(tree, address):
+    """Also if it is still formed for the run before: its leader alone would wait for the others."""
+    from distributed import Client
+
+    from flows.runtime.scheduling import measured_costs
+    from tasks.cluster.presence import present_workers
+
+    config = RunConfig.model_validate(merged(tree, SHARDS | {"schedule.layout": "auto"}))
+    with Client(address, set_as_default=False) as client:
+        devices = [_device(name, BOTH) for name in ("gang-0", "single")]
+        for _ in range(2):
+            costs = measured_costs(config, client, devices)
+        assert {own.kind for own in devices} == costs.kinds.keys()
+        found = {own.name: own for own in present_workers(client).values()}
+        gang = [found["gang-0"].address, *found["gang-0"].followers.values()]
+        single = found["single"].address
+        measuring = client.run(_measuring, workers=[*gang, single])
+    assert measuring == {**{at: {"measure": 2} for at in gang}, single: {"measure": 1}}
