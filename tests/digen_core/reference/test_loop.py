@@ -391,3 +391,14 @@ def test_float16_is_refused():
     config = RunConfig.model_validate({"model": {"dtype": "float16"}})
     with pytest.raises(UserError, match=r"model\.dtype is float16, whose loss the serial loop"):
         post_train_serially(config, None, [], {})
+
+
+def test_an_expert_without_pairs_is_stepped_as_well(tiny_families):
+    """Also where an update has one step of one group; its gradient is 0."""
+    rollout = {"prompts_per_iteration": 1, "num_steps": 2}
+    config = config_of({"trained_fraction": 0.5}, rollout=rollout)
+    policy = load_trainable(tiny_families["wan-a14b"], "float64", LORA, family="wan")
+    start = initial_weights(policy, LORA, seed=0)
+    run = post_train_serially(config, policy, PROMPTS, {"tests:judge": brightness})
+    moved = {n.partition(".")[0] for n, own in run.weights.items() if (own != start[n]).any()}
+    assert moved == {"transformer", "transformer_2"}
