@@ -140,24 +140,26 @@ class FleetChanges:
         """
         run = self._run
         address, was_holder = run.fleet.addresses[name], run.progress.holder == name
+        followers = run.fleet.followers.get(name, {})
         run.fleet.left(name)
         if was_holder:
             use_copy(run)
         self._drop([name], was_holder=was_holder)
         if self._turn and self._turn.device == name:
-            self._come_back(name, self._turn.role, address)
+            self._come_back(name, self._turn.role, address, followers)
             self._turn = None
             return
         self._to_recompute.add(address)  # what it was embedding for the next iteration
         let_go(run.client, address)
         say(f"worker {name} has left")
 
-    def _come_back(self, name: str, role: Role, address: str) -> None:
+    def _come_back(self, name: str, role: Role, address: str, followers: Mapping[str, str]) -> None:
         """Let the next look take a device in with another role; it keeps a model that does."""
         run, before = self._run, self._run.fleet.known[name]
         run.fleet.turned(name, role)
         if roles_of(run, before) == roles_of(run, run.fleet.known[name]):
             run.fleet.has_loaded(address)
+            run.fleet.formed(name, followers)
 
     def _drop(self, names: Collection[str], *, was_holder: bool) -> None:
         """Drop what devices had that are gone, one of which may have had the optimizer's state."""

@@ -108,6 +108,11 @@ class Fleet:
         """Note the members of a gang but for its leader, whose workers hold a model together."""
         self.followers[name] = dict(followers)
 
+    def holds_model(self, device: Device) -> bool:
+        """Say whether the workers of a device hold the model, those of a gang as its members."""
+        is_formed = device.size == 1 or device.name in self.followers
+        return is_formed and self.addresses[device.name] in self.loaded
+
     def has_loaded(self, address: str) -> None:
         """Note that a worker holds the model."""
         self.loaded.add(address)

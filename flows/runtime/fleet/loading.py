@@ -28,7 +28,7 @@ def load_models(run: RunContext, task_set: TaskSet, devices: Iterable[Device]) -
     """Load the model on the workers of some devices, save those that hold it already."""
     loading: dict[Submitted[Facts], str] = {}
     for device in devices:
-        if run.fleet.addresses[device.name] not in run.fleet.loaded:
+        if not run.fleet.holds_model(device):
             _form(run, device)
             label, roles = f"load model on {device.name}", roles_of(run, device)
             body = run.workers.body(load_model)

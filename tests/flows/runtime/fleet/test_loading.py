@@ -99,3 +99,21 @@ def test_where_all_that_encode_were_lost_a_trainer_that_joins_is_not_measured():
     trainer = Device("trainer-1", frozenset({"trainer"}), "of another kind")
     run = SimpleNamespace(config=config, workers=workers, fleet=Fleet([], {}))
     assert loading.measure_costs(run, None, [trainer]) == {}
+
+
+def test_a_gang_that_loaded_and_was_turned_away_is_formed_anew(run, workers, monkeypatch):
+    """As where the run went back to a checkpoint meanwhile: nobody knows its members any more."""
+    run.cards = {"room": "x", "room.1": "y"}
+    workers.come("room.1", "member")
+    address = run.fleet.addresses["room"]
+    run.fleet.has_loaded(address)
+    run.workers = SimpleNamespace(body=lambda real: real)
+    monkeypatch.setattr(loading, "roles_of", lambda *_: ["trainer"])
+    submitted = []
+    task_set = SimpleNamespace(
+        submit=lambda *of: submitted.append(of) or "task", next=lambda: "task"
+    )
+    for _ in range(2):
+        loading.load_models(run, task_set, [ROOM])
+    assert len(submitted) == 1
+    assert run.fleet.workers_of("room") == (address, workers.seen["room.1"].address)

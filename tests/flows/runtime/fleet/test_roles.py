@@ -1,5 +1,7 @@
 """The roles of devices when others have come or gone."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from digen_core.config.run import RunConfig
@@ -7,7 +9,8 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
 from digen_core.planning.predict import predicted_seconds
 from digen_core.planning.profile import Profile
-from flows.runtime.fleet.roles import GAIN, best_turn, note_declared
+from flows.runtime.fleet.changes import FleetChanges
+from flows.runtime.fleet.roles import GAIN, Turn, best_turn, note_declared
 from flows.runtime.workload import schedule_of
 from support.contexts import run_context
 from tasks.cluster.presence import Presence
@@ -102,3 +105,19 @@ def test_colocated_devices_have_no_role_to_turn_to(tmp_path):
     run = run_of(tmp_path, "colocated")
     come(run, NEW)
     assert [best_turn(run), best_turn(run)] == [None, None]
+
+
+def test_a_gang_that_turns_keeps_its_members_where_it_keeps_its_model(tmp_path):
+    run, gang = run_of(tmp_path, "elastic"), Device("d", ROLLOUT, size=2)
+    come(run, [gang])
+    run.fleet.formed("d", {"d.1": "at d.1"})
+    run.fleet.has_loaded("at d")
+    executor = SimpleNamespace(forget=lambda names: None)
+    changes = FleetChanges(run, executor, None, print)
+    changes.hear(Turn("d", "trainer", 1.0, 2.0))
+    changes.release("d")
+    run.fleet.came("d", "at d")  # as the next look finds it
+    turned = run.fleet.known["d"]
+    assert turned.roles == TRAINER
+    assert run.fleet.holds_model(turned)
+    assert run.fleet.workers_of("d") == ("at d", "at d.1")
