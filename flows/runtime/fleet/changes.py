@@ -183,8 +183,11 @@ class FleetChanges:
             self._to_recompute.clear()
 
     def stop(self) -> None:
-        """Make nobody ready any more."""
+        """Make nobody ready any more; who is, but does not take part yet, is found again."""
         self._joining.stop()
+        for joined in self._joined:
+            if joined.device.name in self._run.fleet.addresses:  # else it was lost since
+                self._run.fleet.turned_away(joined.device.name)
 
     def _lose(self) -> list[Event]:
         """Drop what devices had that are lost, be it that an evaluation found that.
