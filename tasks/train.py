@@ -178,6 +178,7 @@ def add_pack(
             raise UserError(no_memory(engine.device_name, "train", size, number)) from error
         fits = False
     if engine.gang.any(not fits):
+        total.leave_out()
         return "too large"
     nonfinite = engine.gang.any(any(part.metrics.nonfinite for part in gradients))
     if is_compared and not nonfinite:

@@ -92,6 +92,11 @@ class GradientSum(Part, Weighty):
             if name not in self.gradient
         }
 
+    def leave_out(self) -> None:
+        """Let go of room for a pack that did not fit, which not all members of a gang made."""
+        if not self.packs:
+            self.gradient.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class SharedSum:

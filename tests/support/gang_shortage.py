@@ -50,6 +50,15 @@ def train_twice(
     return first, again, whole_sum(total), expected
 
 
+def reduced_without_packs(folder: str, rank: int, place: str) -> tuple[str, UpdateGradient]:
+    """Train a pack while memory runs out on a member; return what came of it, and of its sum."""
+    config, alone = loaded(folder, {})
+    set_trap(rank, place)
+    total = empty_sum(RUN)
+    came = add_pack(RUN, 0, total, 0, 0, [(0, pairs_of(alone, config, 4))], 0)
+    return came, whole_sum(total)
+
+
 def loaded(folder: str, shares: dict[str, Any]) -> tuple[RunConfig, Any]:
     """Load a model on a gang, and return its config and the model on one device."""
     tree = Case("flux").config(folder).model_dump()

@@ -68,6 +68,13 @@ def test_a_pack_that_does_not_fit_on_one_member_is_in_no_members_sum(gang, tiny_
         torch.testing.assert_close(total.gradient[name], value, rtol=1e-10, atol=1e-14)
 
 
+def test_a_sum_without_packs_is_reduced_where_one_did_not_fit_on_a_member(gang, tiny_flux):
+    """As where others have trained its pairs: members that made room for it add up what all do."""
+    came, total = gang()(bodies.reduced_without_packs, tiny_flux, 1, "backward")
+    assert came == "too large"
+    assert (total.gradient, total.packs) == ({}, frozenset())
+
+
 @pytest.mark.parametrize(
     ("rank", "place"),
     [
