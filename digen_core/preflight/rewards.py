@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from digen_core.config.rewards import RewardConfig, that_see
@@ -239,7 +240,7 @@ def _wants_sources(reward: FunctionConfig) -> bool:
 
 def _check_function(reward: FunctionConfig) -> None:
     """Check that a function or class of the user's can be imported."""
-    from digen_core.rewards.own import import_reward
+    from digen_core.rewards.own import call_of, import_reward
 
     try:
         found = import_reward(reward.function)
@@ -261,11 +262,14 @@ def _check_function(reward: FunctionConfig) -> None:
             f"rewards: {reward.function!r} is of Python's own library, which has no rewards; name "
             "a function of (images, prompts) that you wrote, as module:function"
         )
+    call: object = found
     if isinstance(found, type):
         _check_call(reward.function, "made", found, (), ("device", *reward.options))
-    else:
+        call = call_of(reward.function, found)
+        call = partial(call, None) if inspect.isfunction(call) else None  # its self
+    if callable(call):
         seen = "latents" if reward.takes == "latents" else "images"
-        _check_call(reward.function, "called", found, (seen, "prompts"), ())
+        _check_call(reward.function, "called", call, (seen, "prompts"), ())
 
 
 def _is_pythons(module: str) -> bool:

@@ -38,10 +38,21 @@ def own_reward(config: FunctionConfig, device: torch.device) -> RewardFn:
             f"rewards: {config.function!r} with the options {config.options} raised "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not callable(made):
-        raise ConfigError(f"rewards: objects of {config.function!r} cannot be called; add __call__")
+    call_of(config.function, type(made))
     reward: RewardFn = made
     return reward
+
+
+def call_of(path: str, found: type) -> object:
+    """Return the ``__call__`` of the user's class, as the class or a base of it holds it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for base in found.__mro__:
+        if "__call__" in vars(base):
+            return vars(base)["__call__"]
+    raise ConfigError(f"rewards: objects of {path!r} cannot be called; add __call__")
 
 
 def import_reward(path: str) -> Callable[..., Any]:

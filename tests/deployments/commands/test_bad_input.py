@@ -727,6 +727,11 @@ def test_a_bad_file_is_refused(case, job, refused):
             ".options.sise",
             "is made with (device, sise), but takes (device, size): missing a required argument",
         ),
+        (
+            "class f:\n  def __init__(self, device): ...\n  def __call__(self, images): ...",
+            "",
+            "is called with (images, prompts), but takes (images): too",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, message):
@@ -735,6 +740,12 @@ def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, 
     key, _, value = options.partition(" ")
     found = refused(["train", "job.toml", f"--rewards.{name}:f{key}", value or "1"])
     assert found.startswith(f"rewards: '{name}:f' {message}")
+
+
+def test_a_reward_whose_objects_cannot_be_called_is_refused(job, refused):
+    (job / "mute.py").write_text("class f:\n  def __init__(self, device): ...")
+    found = refused(["train", "job.toml", "--rewards.mute:f", "1"])
+    assert found.startswith("rewards: objects of 'mute:f' cannot be called; add __call__")
 
 
 def test_a_token_that_is_not_there_is_refused(job, refused, local, monkeypatch):
