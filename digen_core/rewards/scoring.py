@@ -246,10 +246,15 @@ def _label(name: str, component: str) -> str:
 
 def _as_array(label: str, values: object, count: int) -> Array:
     """Return the values as float64 [count], or say what is wrong with them."""
+    if isinstance(values, np.ndarray):
+        values = values.copy()  # torch takes no reversed one
     try:
-        array: Array = torch.as_tensor(values).detach().to("cpu", torch.float64).numpy()
+        found = torch.as_tensor(values).detach().cpu()
+        array: Array = (found if found.is_complex() else found.to(torch.float64)).numpy()
     except (TypeError, ValueError, RuntimeError) as error:
         raise RewardError(f"{label} returned {type(values).__name__}, not numbers") from error
+    if found.is_complex():
+        raise RewardError(f"{label} returned complex numbers; return their real parts or sizes")
     if array.shape != (count,):
         raise RewardError(f"{label} returned shape {array.shape} for {count} images")
     return array

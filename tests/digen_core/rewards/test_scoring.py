@@ -86,11 +86,18 @@ def test_a_reward_that_raises_is_named():
         (None, "'mine' returned NoneType, not numbers"),
         ("good", "'mine' returned str, not numbers"),
         ({"score": ["a", "b", "c"]}, "'mine' returned list, not numbers"),
+        (torch.zeros(3, dtype=torch.complex64), "'mine' returned complex numbers"),
+        (np.array(0.5), r"'mine' returned shape \(\) for 3 images"),
     ],
 )
 def test_an_unusable_result_is_refused_with_its_value(result, message):
     with pytest.raises(RewardError, match=message):
         score(lambda images, prompts: result)
+
+
+def test_a_reversed_array_of_numpy_is_taken():
+    found = score(lambda images, prompts: np.array([1.0, 2.0, 3.0])[::-1])
+    assert found["mine/score"].tolist() == [3.0, 2.0, 1.0]
 
 
 def test_what_is_beside_the_score_may_be_called_as_metrics_are():
