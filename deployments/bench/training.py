@@ -159,7 +159,7 @@ def algorithms(
 
 def _check_metric(metric: str, config: RunConfig) -> None:
     """Raise UserError unless a metric is the reward or of one of the config's rewards."""
-    if metric != "reward" and metric.rpartition("/")[0] not in config.rewards:
+    if metric != "reward" and metric.partition("/")[0] not in config.rewards:
         raise UserError(
             f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "
             f"rewards: {', '.join(config.rewards)}"

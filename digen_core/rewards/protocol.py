@@ -40,7 +40,7 @@ def sample_scores(
     groups = set(relative(rewards))
     found: dict[str, list[list[float | None]]] = {}
     for column, values in columns.items():
-        name, _, part = column.rpartition("/")
+        name, _, part = column.partition("/")
         if name in groups or part == FAILED:
             continue
         summed = [f"{own}/score" for own in _weighed(rewards)] if column == "reward" else [column]
@@ -59,7 +59,7 @@ def sampled_as(config: RunConfig) -> str:
 def judged_by(rewards: Mapping[str, RewardConfig], column: str) -> str:
     """Return 16 hex digits that name what makes the values of a component, or of ``reward``."""
     if column != "reward":
-        return _digest(_settings(rewards[column.rpartition("/")[0]]))
+        return _digest(_settings(rewards[column.partition("/")[0]]))
     weighed = _weighed(rewards)
     return _digest({name: [own.weight, _settings(own)] for name, own in weighed.items()})
 

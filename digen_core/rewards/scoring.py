@@ -218,8 +218,8 @@ def _components(
                 f"reward {name!r} returned {shown(key, 80)} beside its score, which is no name of "
                 "a metric; use letters, digits, blanks and _ . : -, 100 at most"
             )
-    if FAILED in components:
-        raise RewardError(f"reward {name!r} returned {FAILED!r}, a name that is taken; rename it")
+        if key.rpartition("/")[2] == FAILED:
+            raise RewardError(f"reward {name!r} returned {key!r}, a name that is taken; rename it")
     return {
         key: _as_array(_label(name, key), values, len(asked.prompts))
         for key, values in components.items()

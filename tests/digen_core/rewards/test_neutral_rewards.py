@@ -113,10 +113,11 @@ def test_a_wrong_number_of_values_is_a_failure_of_all():
     assert columns_of([1.0, 2.0])["flaky/failed"].tolist() == [1] * 6
 
 
-def test_no_function_may_use_the_mark():
-    with pytest.raises(RewardError, match="returned 'failed', a name that is taken"):
+@pytest.mark.parametrize("component", ["failed", "part/failed"])
+def test_no_function_may_use_the_mark(component):
+    with pytest.raises(RewardError, match=f"returned '{component}', a name that is taken"):
         score_images(
-            {"mine": lambda i, p: {"score": torch.zeros(1), "failed": torch.zeros(1)}},
+            {"mine": lambda i, p: {"score": torch.zeros(1), component: torch.zeros(1)}},
             {"mine": FunctionConfig(function="t:f")},
             torch.zeros(1, 3, 2, 2),
             ["a"],
