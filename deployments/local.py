@@ -65,7 +65,7 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
         warn: is called with what a reward does wrong whose failure does not end the evaluation.
 
     Raises:
-        UserError: the folder is not a run's, holds no version yet, or a setting is wrong.
+        UserError: the folder is not a run's, holds no whole version, or a setting is wrong.
         RunFailedError: the evaluation failed.
     """
     config = judged_config(run_dir, asked)

@@ -53,7 +53,7 @@ def evaluate_run(
             rewards that are named judge in place of the run's own.
 
     Raises:
-        UserError: the folder is not a run's, or holds no version yet.
+        UserError: the folder is not a run's, or holds no whole version.
     """
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
     asked = Judging(prompts, samples_per_prompt, suite, settings or {})
@@ -62,6 +62,7 @@ def evaluate_run(
     with reopen_run(config, run_dir) as reopened:
         if first := evaluations_of(run_dir).get(FIRST):
             reopened.progress.evaluated(FIRST, first)
+        tell_of_damaged(reopened)
         while True:
             try:
                 on_cluster(reopened, restore)
@@ -72,6 +73,13 @@ def evaluate_run(
             except DamagedError as error:
                 reopened.progress.is_damaged(newest_checkpoint(reopened))
                 notify(reopened, "restored", f"{error}; the one before is evaluated")
+
+
+def tell_of_damaged(run: RunContext) -> None:
+    """Say which checkpoints are seen to be damaged and newer than the one that is evaluated."""
+    _, damaged = last_checkpoint(run.run_dir / CHECKPOINTS_OF_RUN)
+    for error in damaged:
+        notify(run, "restored", f"{error}; the one before is evaluated")
 
 
 def latest_run(runs_dir: Path) -> Path:

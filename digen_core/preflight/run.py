@@ -7,6 +7,7 @@ need no torch come first, so that the usual mistakes show at once.
 from importlib.util import find_spec
 from pathlib import Path
 
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
 from digen_core.checkpoints.suites import SuiteName
 from digen_core.config.load import config_of_run
 from digen_core.config.run import RunConfig
@@ -50,7 +51,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> None:
-    """Check the prompts, rewards and model of a config that judges a finished run.
+    """Check the versions of a finished run, and prompts, rewards and model of what judges it.
 
     Args:
         config: to judge it with.
@@ -59,7 +60,9 @@ def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> N
 
     Raises:
         ConfigError: as `check_inputs` and `check_suite` do.
+        DamagedError: no version is whole.
     """
+    last_checkpoint(run_dir / CHECKPOINTS_OF_RUN)
     if suite is None:
         check_inputs(config)
     else:
