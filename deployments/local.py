@@ -76,16 +76,18 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
     check_judged(config, run_dir, asked.suite)  # refused before anything starts
     probe_before_start(config, warn, is_evaluation=True)
     mlflow_of_environment()
-    with orchestrated(config):
+    with orchestrated(config) as view:
         from flows.evaluate_run import evaluate_run
+        from flows.runtime.observers import watching
 
-        report: EvaluationReport = evaluate_run(
-            str(run_dir),
-            asked.prompts,
-            asked.samples_per_prompt,
-            asked.suite,
-            dict(asked.settings),
-        )
+        with watching(view):
+            report: EvaluationReport = evaluate_run(
+                str(run_dir),
+                asked.prompts,
+                asked.samples_per_prompt,
+                asked.suite,
+                dict(asked.settings),
+            )
         return report
 
 

@@ -28,6 +28,7 @@ from flows.runtime.fleet.loading import load_models
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError
 from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.notify import notify
+from flows.runtime.observers import say
 from flows.runtime.subflows import on_cluster
 from tasks.runner.completions import Completions
 
@@ -99,6 +100,7 @@ def latest_run(runs_dir: Path) -> Path:
 def restore(run_id: str) -> None:
     """Load the model on the workers, and the newest whole version."""
     run = context_of(run_id)
+    say("loading the model on the workers")
     run.progress.begin_with(newest_checkpoint(run))
     while True:
         await_roles(run)

@@ -129,6 +129,8 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
     """Yield a context on an old run's folder, for evaluation, with one worker of both roles."""
     size = max(config.cluster.rollout_gang, config.cluster.trainer_gang)
     local = [Device("worker-0", frozenset({"rollout", "trainer"}), size=size)]
+    if config.cluster.address is None:
+        say("starting a worker: worker-0")
     with connected(config, local) as (address, client):
         await_spares(client, say)
         name = f"{run_dir.name}-evaluation"
