@@ -62,9 +62,9 @@ def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContex
         UserError: the config cannot be used, or not to resume that run.
     """
     with ExitStack() as stack:
-        stack.enter_context(naming_full_disk(Path(config.tracking.runs_dir)))
-        stack.enter_context(one_async_client())
         folder = folder_to_resume(config, resume)
+        stack.enter_context(naming_full_disk(folder or Path(config.tracking.runs_dir)))
+        stack.enter_context(one_async_client())
         resumption = stack.enter_context(resuming(config, folder)) if folder else None
         client, address, devices, config = stack.enter_context(_devices(config))
         run_dir = resumption.run_dir if resumption else stack.enter_context(_new_run(config))

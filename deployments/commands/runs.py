@@ -46,10 +46,11 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
     if resume is not None:
         require_idle(resume)
 
-    from digen_core.preflight.run import check_run
+    from digen_core.preflight.run import check_run, check_run_folder
 
     check_run(config)
     if resume is not None:
+        check_run_folder(resume)
         resumption_of(config, resume)
 
     from digen_core.preflight.reward_probe import probe_before_start

@@ -36,6 +36,15 @@ def check_run(config: RunConfig) -> None:
     _check_surroundings(config)
 
 
+def check_run_folder(run_dir: Path) -> None:
+    """Check that a run's folder, which is there, can be written to.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    check_writable(f"the run's folder is {run_dir}", run_dir)
+
+
 def check_inputs(config: RunConfig) -> None:
     """Check the prompts, rewards and model of a config, without loading it.
 
@@ -51,7 +60,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> None:
-    """Check the versions of a finished run, and prompts, rewards and model of what judges it.
+    """Check a finished run's folder, and prompts, rewards and model of the config that judges it.
 
     Args:
         config: to judge it with.
@@ -62,6 +71,7 @@ def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> N
         ConfigError: as `check_inputs` and `check_suite` do.
         DamagedError: no version is whole.
     """
+    check_run_folder(run_dir)
     last_checkpoint(run_dir / CHECKPOINTS_OF_RUN)
     if suite is None:
         check_inputs(config)

@@ -1,12 +1,19 @@
 """What users get wrong in a job: one line on stderr, exit code 2, and nothing on disk."""
 
+import errno
 import json
+import os
 import socket
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from deployments.cli import run
+from digen_core.config.load import load_config
+from digen_core.preflight import network
 from support.judge_servers import judging
 
 SETTINGS = {
@@ -912,6 +919,24 @@ def test_folders_that_are_not_writable_are_refused(refused, monkeypatch):
     assert message.startswith("the folder is /proc/new, but /proc is not writable: ")
     message = refused(["make-tiny", "flux", "job.toml/new"])
     assert message == "the folder is job.toml/new, but job.toml is a file"
+
+
+def test_a_run_whose_folder_is_not_writable_is_not_resumed(job, refused, monkeypatch):
+    folder = job / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    config = load_config("job.toml")
+    (folder / "config.json").write_text(config.model_dump_json())
+    monkeypatch.setattr(network, "TemporaryDirectory", partial(read_only, Path("runs/run-1")))
+    found = refused(["train", "--resume", "runs/run-1"])
+    assert found == (
+        "the run's folder is runs/run-1, but runs/run-1 is not writable: Read-only file system"
+    )
+
+
+def read_only(folder, dir):
+    if dir == folder:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    return nullcontext()
 
 
 @pytest.fixture
