@@ -1,5 +1,6 @@
 """Judge the last version that a run kept, on its own evaluation prompts or on others."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from digen_core.checkpoints.manifest import (
     DamagedError,
     checkpoints_in,
     last_checkpoint,
+    read_lineage,
 )
+from digen_core.checkpoints.resume import changed_prompts
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.checkpoints.suites import SuiteName
-from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.config.load import CONFIG_OF_RUN, config_of_run
 from digen_core.errors import UserError
 from digen_core.preflight.run import check_judged
 from digen_core.records import FIRST, EvaluationReport
@@ -64,6 +67,7 @@ def evaluate_run(
         if first := evaluations_of(run_dir).get(FIRST):
             reopened.progress.evaluated(FIRST, first)
         tell_of_damaged(reopened)
+        tell_of_changed_prompts(reopened, own=prompts is suite is None)
         while True:
             try:
                 on_cluster(reopened, restore)
@@ -81,6 +85,27 @@ def tell_of_damaged(run: RunContext) -> None:
     _, damaged = last_checkpoint(run.run_dir / CHECKPOINTS_OF_RUN)
     for error in damaged:
         notify(run, "restored", f"{error}; the one before is evaluated")
+
+
+def tell_of_changed_prompts(run: RunContext, *, own: bool) -> None:
+    """Say that a run's files of prompts hold others than it was trained and evaluated with.
+
+    Args:
+        run: its context.
+        own: whether it is evaluated on its own evaluation prompts.
+    """
+    lineage = None
+    with suppress(UserError):  # it is damaged, and nothing else of it is needed
+        lineage = read_lineage(run.run_dir)
+    if lineage is None:
+        return
+    config, run_dir = config_of_run(run.run_dir), run.run_dir
+    if changed := changed_prompts("train", config, lineage, run_dir):
+        follows = "what it is evaluated on may be what it was trained on"
+        notify(run, "prompts-changed", f"{changed}; {follows}")
+    if own and (changed := changed_prompts("evaluation", config, lineage, run_dir)):
+        follows = "what is found cannot be compared with its other evaluations"
+        notify(run, "prompts-changed", f"{changed}; {follows}")
 
 
 def latest_run(runs_dir: Path) -> Path:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
@@ -78,7 +78,9 @@ def resumption_of(config: RunConfig, run_dir: Path) -> Resumption:
     _check_same(before, config, run_dir)
     _check_num_iterations(before, config, found)
     if lineage is not None:
-        _check_prompts(config, lineage, run_dir)
+        for key in ("train", "evaluation"):
+            if changed := changed_prompts(key, config, lineage, run_dir):
+                raise UserError(f"{changed}; put the old prompts back, or start a new run")
     return found
 
 
@@ -121,23 +123,32 @@ def _check_num_iterations(before: RunConfig, now: RunConfig, found: Resumption) 
         )
 
 
-def _check_prompts(config: RunConfig, lineage: Lineage, run_dir: Path) -> None:
-    prompts = config.prompts
-    for key, path, read, expected in (
-        ("train", prompts.train, train_prompts, lineage.prompts_hash),
-        (
-            "evaluation",
-            prompts.evaluation or prompts.train,
-            evaluation_prompts,
-            lineage.evaluation_prompts_hash,
-        ),
-    ):
-        found = prompts_hash(read(config))
-        if found != expected:
-            raise UserError(
-                f"prompts.{key}: the content of {path} has changed since {run_dir} began (hash "
-                f"{expected} then, {found} now); put the old prompts back, or start a new run"
-            )
+def changed_prompts(
+    key: Literal["train", "evaluation"], config: RunConfig, lineage: Lineage, run_dir: Path
+) -> str | None:
+    """Return a line that says that prompts are others than when a run began; None: they are not.
+
+    Args:
+        key: which prompts.
+        config: that says where they are.
+        lineage: of the run, with their hashes.
+        run_dir: folder of the run.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if key == "train":
+        path, expected = config.prompts.train, lineage.prompts_hash
+        now = prompts_hash(train_prompts(config))
+    else:
+        path = config.prompts.evaluation or config.prompts.train
+        expected, now = lineage.evaluation_prompts_hash, prompts_hash(evaluation_prompts(config))
+    if now == expected:
+        return None
+    return (
+        f"prompts.{key}: the content of {path} has changed since {run_dir} began (hash {expected} "
+        f"then, {now} now)"
+    )
 
 
 def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, str, str]]:

@@ -1,12 +1,20 @@
-"""Which version is evaluated where the newest is damaged."""
+"""What an evaluation says of a run that is no longer as it was."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, name_of_state
+from digen_core.checkpoints.manifest import (
+    CHECKPOINTS_OF_RUN,
+    LINEAGE_OF_RUN,
+    DamagedError,
+    Lineage,
+    name_of_state,
+)
 from digen_core.checkpoints.tensors import write_checkpoint
+from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
+from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.preflight.run import check_judged
 from flows import evaluate_run as flow
 from support.checkpoints import position_of, state_of
@@ -25,9 +33,48 @@ def cut_off(checkpoint):
     (checkpoint / name_of_state(0, 1)).write_bytes(b"")
 
 
-def test_it_is_told_that_an_older_version_is_evaluated(checkpoints, tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(flow, "notify", lambda run, event, text: told.append(text))
+@pytest.fixture
+def told(monkeypatch):
+    texts = []
+    monkeypatch.setattr(flow, "notify", lambda run, event, text: texts.append(text))
+    return texts
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A run that keeps a fifth of its prompts for evaluation; it began with ten."""
+    words = [f"a word {number}" for number in range(10)]
+    (tmp_path / "mine.txt").write_text("\n".join(words))
+    prompts = {"train": str(tmp_path / "mine.txt"), "evaluation_fraction": 0.2}
+    config = RunConfig.model_validate({"prompts": prompts, "rewards": {"motion": 1.0}})
+    (tmp_path / CONFIG_OF_RUN).write_text(config.model_dump_json())
+    lineage = Lineage(
+        run_id="r",
+        mlflow_run_id="m",
+        flow_run_ids=[],
+        prompts_hash=prompts_hash(train_prompts(config)),
+        evaluation_prompts_hash=prompts_hash(evaluation_prompts(config)),
+    )
+    (tmp_path / LINEAGE_OF_RUN).write_text(lineage.model_dump_json())
+    return SimpleNamespace(run_dir=tmp_path)
+
+
+def test_it_is_told_that_prompts_have_changed_since_a_run_began(judged, told):
+    flow.tell_of_changed_prompts(judged, own=True)
+    assert told == []
+    (judged.run_dir / "mine.txt").write_text("\n".join(f"a word {n}" for n in range(3, 20)))
+    flow.tell_of_changed_prompts(judged, own=False)
+    (text,) = told
+    assert text.startswith(f"prompts.train: the content of {judged.run_dir}/mine.txt has changed ")
+    assert text.endswith("; what it is evaluated on may be what it was trained on")
+    flow.tell_of_changed_prompts(judged, own=True)
+    assert told[2].startswith(f"prompts.evaluation: the content of {judged.run_dir}/mine.txt has")
+    (judged.run_dir / LINEAGE_OF_RUN).write_text("{")
+    flow.tell_of_changed_prompts(judged, own=True)
+    assert len(told) == 3
+
+
+def test_it_is_told_that_an_older_version_is_evaluated(checkpoints, tmp_path, told):
     run = SimpleNamespace(run_dir=tmp_path, progress=SimpleNamespace(damaged=()))
     flow.tell_of_damaged(run)
     (text,) = told
