@@ -11,7 +11,7 @@ from digen_core.config.rewards.base import RewardBase
 NULL: Final = "null"
 """What stands for None in a table of TOML, which has no null."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+|[\w.-]+:\w+")
 
 
 def with_types(rewards: object) -> object:
@@ -29,7 +29,7 @@ def with_types(rewards: object) -> object:
 
 
 def _with_type(name: str, value: object) -> object:
-    if ":" not in name and not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ValueError(
             f"the reward name {name!r} is neither module:function nor made of letters, digits, "
             "_ and - only; rename it."

@@ -172,7 +172,7 @@ SETTINGS = {
     ),
     "reward function that is missing": ("--rewards.json:f 1", "'json' has no function 'f'"),
     "reward that is no function": ("--rewards.math:pi 1", "'math' has no function 'pi'"),
-    "reward without function": ("--rewards.json: 1", "'json:' is neither a reward of digen nor"),
+    "reward without function": ("--rewards.json: 1", "'json:' is neither module:function nor"),
     "unknown family": (
         "--model.family unet",
         "model.family: must be 'flux', 'sd3', 'qwen_image', ",
@@ -322,6 +322,14 @@ SETTINGS = {
         "unknown reward 'quality'; its type is one of shapes, shapes_edit,",
     ),
     "reward name with a blank": ("--rewards.a+b 1", "the reward name 'a+b' is neither module:func"),
+    "reward name that MLflow would not take": (
+        "--rewards {'x:y,w'={type='shapes'}}",
+        "the reward name 'x:y,w' is neither module:function nor made of letters, digits, _ and -",
+    ),
+    "reward name with a slash": (
+        "--rewards {'x/y:z'={type='shapes'}}",
+        "the reward name 'x/y:z' is neither module:function nor",
+    ),
     "remote reward elsewhere": (
         "--rewards.q {type='remote',url='ftp://x'}",
         "rewards.q.url: must match ^https?://\\S+$ (got 'ftp://x')",

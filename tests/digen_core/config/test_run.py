@@ -198,7 +198,7 @@ def test_nothing_in_a_config_can_be_changed():
         RunConfig(train=TrainConfig(lora=None), max_minutes=1.5),
         RunConfig(cluster=ClusterConfig(price_per_hour={"NVIDIA L40S": 0.8}), max_cost=20.0),
         RunConfig(algorithm=FlowGrpo(window=(2, 0, 4))),
-        RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, 'quoted "name"\\:f': 1e-30}),
+        RunConfig(rewards={"my.module:fn": 0.1, "shapes": -2.0, "größe.my-own:f": 1e-30}),
         RunConfig(rewards=REWARDS),
         RunConfig(model=ModelConfig(adapters=ADAPTERS)),
         RunConfig(train=TrainConfig(lora=LoraConfig(targets=("ä\x7f",)), betas=(0.0, 0.95))),
