@@ -306,9 +306,8 @@ def _train(
             loss = weight * chosen.sum() / config.pairs_per_update
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
             for master, gradient in zip(masters, found, strict=True):
-                if (
-                    gradient is not None
-                ):  # a copy: of an idle expert it is one 0, as often as needed
+                if gradient is not None:
+                    # A copy: that of an idle expert is one 0, which is expanded.
                     wide = gradient.to(master.dtype, copy=True)
                     master.grad = wide if master.grad is None else master.grad + wide
     if not groups:
