@@ -153,7 +153,8 @@ class Engine:
         config = self.config
         lag = max(config.schedule.num_older, 1) * config.train.updates_per_iteration
         needed = range(state.version - lag, trained_from + 1)
-        kept = {v: own for v, own in self.unsaved.items() if v in needed and config.is_kept(v)}
+        held = list(self.unsaved.items())  # at once: a checkpoint may take its own out meanwhile
+        kept = {v: own for v, own in held if v in needed and config.is_kept(v)}
         self.unsaved = {**kept, state.version: state}
 
     def held(self, rows: Weights) -> Weights:

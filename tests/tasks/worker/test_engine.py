@@ -1,6 +1,7 @@
 """The model that a worker holds: versions are checked, and nothing half-loaded is used."""
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -297,3 +298,18 @@ def test_nothing_of_the_last_run_is_in_memory_while_a_model_is_loaded(config, mo
     monkeypatch.setattr(engine_module, "load_trainable", load)
     with pytest.raises(UserError, match="no such model"):
         build_engine("run-2", config, "trainer-0", frozenset({"trainer"}))
+
+
+def test_a_checkpoint_may_take_its_state_while_another_is_kept(engine, monkeypatch):
+    """It does so on the worker's event loop, and the state of a step is kept in a task's thread."""
+    state = first_state("run-1")
+    for version in range(3):
+        engine.keep_unsaved(replace(state, version=version), trained_from=version)
+
+    def taken_meanwhile(self, version):
+        engine.unsaved.pop(version)
+        return True
+
+    monkeypatch.setattr(RunConfig, "is_kept", taken_meanwhile)
+    engine.keep_unsaved(replace(state, version=3), trained_from=2)
+    assert 3 in engine.unsaved
