@@ -41,6 +41,9 @@ from tasks.cluster.tied import AGAIN
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
 LOOK_SECONDS = 5.0
+NEWER_DATABASE = "Can't locate revision"
+"""What Alembic says in the log of a server that does not know its database's tables yet."""
+LAST_CHARACTERS = 2000
 MOST_SILENT_SECONDS = 60.0
 """In which a command's own server has to answer at all; else it is started anew."""
 
@@ -123,6 +126,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
 
     Raises:
         UserError: the configured one does not answer.
+            Or a newer Prefect has used the database of one that is started.
         RuntimeError: the server does not start; the message names its log.
     """
     configured = get_current_settings().api.url
@@ -175,6 +179,11 @@ def _started(log_path: Path) -> Iterator[tuple[PrefectApi, "subprocess.Popen[byt
                 process.kill()
         if is_free(port):  # it is not the port
             break
+    if NEWER_DATABASE in log_path.read_text(errors="replace")[-LAST_CHARACTERS:]:
+        raise UserError(
+            "the Prefect server did not start: a newer Prefect, of another environment, has used "
+            "its database; set PREFECT_HOME to a folder for this one"
+        )
     raise RuntimeError(f"the Prefect server at {api.url} did not start; see {log_path}")
 
 

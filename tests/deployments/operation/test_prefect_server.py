@@ -140,6 +140,19 @@ def test_a_server_that_cannot_start_is_not_tried_elsewhere(monkeypatch, tmp_path
     assert "no disk" in (tmp_path / "prefect-server.log").read_text()
 
 
+def test_a_database_of_a_newer_prefect_is_told(monkeypatch, tmp_path):
+    configure(monkeypatch, None)
+    said = "alembic.util.exc.CommandError: Can't locate revision identified by '27d8f4e1a6c9'"
+    command = [sys.executable, "-c", f"raise SystemExit({said!r})"]
+    monkeypatch.setattr(prefect_server, "server_command", lambda *_: command)
+    monkeypatch.setattr(prefect_server, "DEFAULT_PORT", prefect_server.any_free_port())
+    with (
+        pytest.raises(UserError, match=r"a newer Prefect, .*; set PREFECT_HOME to a folder"),
+        prefect_server.prefect_server(tmp_path),
+    ):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
