@@ -1,6 +1,7 @@
 """What was asked of the model for each sample: prompts, and what their rows say and show."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,16 @@ class Asked(NamedTuple):
         """
         texts, rows = [prompt.text for prompt in prompts], [prompt.metadata for prompt in prompts]
         return cls(texts, rows, *_sources(prompts, size, device))
+
+    def copied(self) -> "Asked":
+        """Return the same as objects of their own."""
+        sources, more = self.sources, self.more_sources
+        return Asked(
+            list(self.prompts),
+            [deepcopy(dict(row)) for row in self.metadata],
+            None if sources is None else sources.clone(),
+            None if more is None else [own.clone() for own in more],
+        )
 
     def repeated(self, times: int) -> "Asked":
         """Return each one's several times in a row: for the frames of its sample."""

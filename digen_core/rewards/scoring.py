@@ -26,6 +26,7 @@ from torch import Tensor
 
 from digen_core.config.rewards import CalledConfig
 from digen_core.config.rewards.base import VideoReward
+from digen_core.config.rewards.own import FunctionConfig
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
 from digen_core.inputs.reading import shown
@@ -205,7 +206,7 @@ def _components(
     attempts = Retrying(**attempts_of(config, note))
     try:
         with torch.no_grad():
-            result = attempts(function, images, asked.prompts, **_extras(function, asked))
+            result = attempts(_called, function, config, images, asked)
     except (Exception, SystemExit) as error:
         after = after_attempts(attempts.statistics["attempt_number"], config)
         raise RewardError(f"reward {name!r} {_reason(error)}{after}") from error
@@ -224,6 +225,13 @@ def _components(
         key: _as_array(_label(name, key), values, len(asked.prompts))
         for key, values in components.items()
     }
+
+
+def _called(function: RewardFn, config: CalledConfig, images: Tensor, asked: Asked) -> object:
+    """Call a reward once; one of the user's with copies, which it may change in place."""
+    if isinstance(config, FunctionConfig):
+        images, asked = images.clone(), asked.copied()
+    return function(images, asked.prompts, **_extras(function, asked))
 
 
 def _extras(function: RewardFn, asked: Asked) -> dict[str, Any]:

@@ -95,6 +95,34 @@ def test_an_unusable_result_is_refused_with_its_value(result, message):
         score(lambda images, prompts: result)
 
 
+def test_a_reward_may_change_what_it_is_given():
+    """In place, as to [-1, 1]; neither its next attempt nor another reward sees that."""
+    calls = []
+
+    def changing(images, prompts, metadata):
+        calls.append(images.mul_(2).sub_(1).mean(dim=(1, 2, 3)))
+        prompts.clear()
+        metadata[0]["words"].append("more")
+        if len(calls) == 1:
+            raise OSError("once")
+        return calls[-1]
+
+    def other(images, prompts, metadata):
+        assert prompts == ["a", "b"]
+        return images.mean(dim=(1, 2, 3)) + len(metadata[0]["words"])
+
+    configs = {name: FunctionConfig(function=f"t:{name}") for name in ("changing", "other")}
+    configs["changing"] = configs["changing"].model_copy(
+        update={"max_attempts": 2, "backoff_seconds": 0.0}
+    )
+    images, rows = torch.full((2, 3, 4, 4), 0.75), [{"words": ["one"]}, {"words": []}]
+    found = score_images({"changing": changing, "other": other}, configs, images, ["a", "b"], rows)
+    assert found["changing/score"].tolist() == [0.5, 0.5]
+    assert found["other/score"].tolist() == [1.75, 1.75]
+    assert images.unique().tolist() == [0.75]
+    assert rows == [{"words": ["one"]}, {"words": []}]
+
+
 def test_a_reversed_array_of_numpy_is_taken():
     found = score(lambda images, prompts: np.array([1.0, 2.0, 3.0])[::-1])
     assert found["mine/score"].tolist() == [3.0, 2.0, 1.0]
