@@ -4,7 +4,7 @@ import json
 from functools import cache
 from getpass import getuser
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunInfo
@@ -25,6 +25,10 @@ from tasks.tracking.server import (
 )
 from tasks.tracking.spool import RunOfSpool, Spool, evaluation_key, iteration_key
 
+FOLDER_TAG: Final = "digen.run_dir"
+COPY_TAG: Final = "digen.copy_of"
+"""The run of MLflow of which the folder was a copy when this one began."""
+
 
 def begin(
     config: RunConfig, run_id: str, run_dir: Path, flow_run_id: str | None
@@ -35,49 +39,77 @@ def begin(
         UserError: MLflow cannot be reached or does not take the run.
     """
     uri = tracking_uri(config)
-    params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
     try:
         with alone_in(uri):
             client = MlflowClient(uri)
             experiment_id = experiment_of(client, uri, config)
             share_view(client, experiment_id)
-        tags = _tags(run_dir, flow_run_id)
-        info = client.create_run(experiment_id, run_name=run_id, tags=tags).info
-        for start in range(0, len(params), MAX_PARAMS_PER_CALL):
-            client.log_batch(info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
+        info = _made(client, experiment_id, config, run_id, _tags(run_dir, flow_run_id))
     except MlflowError as error:
         raise UserError(
             f"tracking: cannot start a run in MLflow at {uri}: {first_line(error)}"
         ) from error
-    run = RunOfSpool(uri=uri, experiment_id=experiment_id, mlflow_run_id=info.run_id, name=run_id)
-    return client, Spool.create(run_dir, run)
+    return client, Spool.create(run_dir, _run_of(uri, info))
+
+
+def _made(
+    client: MlflowClient, experiment_id: str, config: RunConfig, name: str, tags: dict[str, str]
+) -> RunInfo:
+    """Make a run of MLflow, with the config's parameters."""
+    params = [Param(key, value) for key, value in flatten(config.model_dump()).items()]
+    info: RunInfo = client.create_run(experiment_id, run_name=name, tags=tags).info
+    for start in range(0, len(params), MAX_PARAMS_PER_CALL):
+        client.log_batch(info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
+    return info
+
+
+def _run_of(uri: str, info: RunInfo) -> RunOfSpool:
+    return RunOfSpool(
+        uri=uri, experiment_id=info.experiment_id, mlflow_run_id=info.run_id, name=info.run_name
+    )
 
 
 def go_on(
     config: RunConfig, run_dir: Path, mlflow_run_id: str | None = None
 ) -> tuple[MlflowClient, Spool]:
-    """Find a run by its id, or the one that its folder names, and open its spool.
+    """Find the run that a folder names, or one by its id, and open its spool.
+
+    Where the folder is a copy of one that is still there, it becomes a run of its own.
 
     Raises:
         UserError: MLflow cannot be reached or has no such run.
     """
     uri, spool = tracking_uri(config), Spool.open(run_dir)
-    run_id = mlflow_run_id or (spool.run.mlflow_run_id if spool else None)
+    run_id = spool.run.mlflow_run_id if spool else mlflow_run_id
     if run_id is None:
         raise UserError(f"{run_dir} does not say which run of MLflow it is")
     try:
         client = MlflowClient(uri)
-        info = client.get_run(run_id).info
-        logged = () if spool else _logged_in(client, info)
+        found = client.get_run(run_id)
+        if _is_copied(run_dir, found):
+            tags = _tags(run_dir, None) | {COPY_TAG: run_id}
+            info = _made(client, found.info.experiment_id, config, run_dir.name, tags)
+            return client, Spool.restart(run_dir, _run_of(uri, info))
+        client.set_tag(run_id, FOLDER_TAG, str(run_dir.resolve()))  # it may have moved
+        logged = () if spool else _logged_in(client, found.info)
     except MlflowError as error:
         raise UserError(
             f"tracking: cannot continue run {run_id} in MLflow at {uri}: {first_line(error)}; "
             "name the MLflow that it began in: tracking.mlflow_uri"
         ) from error
-    run = RunOfSpool(
-        uri=uri, experiment_id=info.experiment_id, mlflow_run_id=run_id, name=info.run_name
-    )
-    return client, Spool.create(run_dir, run, logged)
+    return client, Spool.create(run_dir, _run_of(uri, found.info), logged)
+
+
+def _is_copied(run_dir: Path, run: Run) -> bool:
+    """Say whether a folder is a copy: that in which its run of MLflow began is there, and its."""
+    began_in = Path(run.data.tags.get(FOLDER_TAG, run_dir))
+    if began_in == run_dir.resolve():
+        return False
+    try:
+        spool = Spool.open(began_in)
+    except OSError:  # another user's
+        return False
+    return spool is not None and spool.run.mlflow_run_id == run.info.run_id
 
 
 def _logged_in(client: MlflowClient, run: RunInfo) -> set[str]:
@@ -147,7 +179,7 @@ def metrics_of_evaluation(report: EvaluationReport) -> dict[str, float]:
 def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
     tags = {
         "digen.version": digen_version(),
-        "digen.run_dir": str(run_dir.resolve()),
+        FOLDER_TAG: str(run_dir.resolve()),
         "mlflow.source.name": "digen",
         "mlflow.source.type": "LOCAL",
         "mlflow.user": getuser(),

@@ -88,6 +88,13 @@ class Spool:
         return cls(run_dir, run, logged)
 
     @classmethod
+    def restart(cls, run_dir: Path, run: RunOfSpool) -> Self:
+        """Have another run of MLflow told all entries of a folder, from the first."""
+        for name in ("sent.json", "aside.jsonl"):
+            (run_dir / FOLDER / name).unlink(missing_ok=True)
+        return cls.create(run_dir, run)
+
+    @classmethod
     def open(cls, run_dir: Path) -> Self | None:
         """Return the spool of a run's folder, if it has one that says for which run it is."""
         header = run_dir / FOLDER / "run.json"

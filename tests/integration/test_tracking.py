@@ -377,6 +377,36 @@ def test_an_interrupted_run_goes_on_as_one_run(tracker, runs_dir, request):
     assert (run.info.status, run.data.tags["prefect.flow_run_id"]) == ("FINISHED", "f2")
 
 
+def test_a_copy_of_a_runs_folder_is_a_run_of_its_own(tracker, runs_dir, request):
+    """Which begins with what the other had logged; the other one stays as it is."""
+    folder, copy = runs_dir / request.node.name, runs_dir / "copy"
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.1}))
+    tracker.log_evaluation("iteration-0001", REPORT)
+    tracker.finish("FINISHED")
+    shutil.copytree(folder, copy)
+    for value in (0.2, 0.3):  # also when it is resumed again
+        again = Tracker.resume(config_in(runs_dir), copy, tracker.mlflow_run_id)
+        again.log_iteration(record_of(int(10 * value), **{"reward/mean": value}))
+        again.finish("FINISHED")
+    assert history_of(tracker, "reward/mean") == [(1, 0.1)]
+    assert history_of(again, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert len(nested_runs(again)) == len(nested_runs(tracker)) == 1
+    run = run_of(again)
+    assert (run.info.run_name, run.info.status) == ("copy", "FINISHED")
+    assert run.data.tags["digen.copy_of"] == tracker.mlflow_run_id
+    assert run.data.params == run_of(tracker).data.params
+
+
+def test_a_folder_that_moved_is_the_same_run(tracker, runs_dir, request):
+    folder, moved = runs_dir / request.node.name, runs_dir / f"{request.node.name}-moved"
+    tracker.finish("KILLED")
+    folder.rename(moved)
+    again = Tracker.resume(config_in(runs_dir), moved)
+    again.finish("FINISHED")
+    assert again.mlflow_run_id == tracker.mlflow_run_id
+    assert run_of(again).data.tags["digen.run_dir"] == str(moved)
+
+
 def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir, request):
     folder = runs_dir / request.node.name
     tracker.log_iteration(record_of(1, **{"reward/mean": 0.1}))
