@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
 from distributed import Client
 from prefect import runtime
@@ -221,7 +222,7 @@ def run_on(
     links = {
         "MLflow": tracker.describe(),
         "Dask": client.dashboard_link,
-        "what the devices waited for": f"digen report {run_dir}",
+        "what the devices waited for": f"digen report {quote(str(run_dir))}",
     }
     with (
         _ended_in(tracker),
@@ -266,7 +267,7 @@ def _saying_how_to_resume(run: RunContext) -> Iterator[None]:
         if isinstance(error, Pause | UserError):  # it continues; or nothing stays of it
             raise
         after = f"after iteration {run.progress.num_kept}"
-        how = f"resume it with: digen train --resume {run.run_dir}"
+        how = f"resume it with: digen train --resume {quote(str(run.run_dir))}"
         if isinstance(error, KeyboardInterrupt | RunCancelledError):
             why = f"{str(error) or 'stopped by Ctrl-C or digen cancel'} {after}"
             raise RunCancelledError(f"{why}; {how}") from None

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, FamilyName
@@ -118,7 +119,7 @@ def _command_with(pipeline: Any, family: FamilyName, folder: Path, kind: str) ->
     elif is_editor:
         job = "shapes_edit"
         more += """ --num-iterations 2 --train.lora.targets '["to_q", "to_v"]'"""
-    return f"digen train {job} --model.family {family} --model.path {folder}{more}"
+    return f"digen train {job} --model.family {family} --model.path {quote(str(folder))}{more}"
 
 
 def convert_hps(checkpoint: Path, folder: Path, /) -> int:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Annotated, Any
 
@@ -206,7 +207,7 @@ def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
     ended = cancel_run(folder)
     how = "nothing is left to do"
     if ended.num_left or ended.num_iterations is None:
-        how = f"resume it with: digen train --resume {folder}"
+        how = f"resume it with: digen train --resume {quote(str(folder))}"
     sys.stdout.write(f"{folder.name} ended after {ended.num_done} iterations; {how}\n")
     return 0
 

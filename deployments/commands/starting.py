@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 
 from digen_core.errors import UserError
 
@@ -60,10 +61,10 @@ def init(
     written = write_config(file, answers)
     for path in written:
         sys.stdout.write(f"{path}\n")
-    start = f"digen train {file}"
-    sys.stdout.write(f"all its keys       digen config show {file}\n")
+    start = f"digen train {quote(str(file))}"
+    sys.stdout.write(f"all its keys       digen config show {quote(str(file))}\n")
     if count:
-        sys.stdout.write(f"start the workers  digen up {written[1]}\n")
+        sys.stdout.write(f"start the workers  digen up {quote(str(written[1]))}\n")
         start = f"set -a; . runs/up/env; set +a; {start}"
     sys.stdout.write(f"train              {start}\n")
     return 0

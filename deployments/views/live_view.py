@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self, cast
@@ -105,7 +106,7 @@ class LiveView:
 
     def on_open(self, run_dir: Path) -> None:
         """Remember how the run can be resumed, should it have to be killed."""
-        stopping.text = f"stopped; resume it with: digen train --resume {run_dir}"
+        stopping.text = f"stopped; resume it with: digen train --resume {quote(str(run_dir))}"
 
     def on_stop(self, why: str) -> None:
         """End this command in seconds."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -55,4 +56,4 @@ def _progress(totals: Mapping[str, int]) -> Iterator[OnProgress]:
 def _say_how(out: Path, config: str) -> None:
     console = terminal()
     console.print(f"saved to {out}; train it with", markup=False)
-    console.print(f"digen train {config} --model.path {out}", markup=False)
+    console.print(f"digen train {quote(str(config))} --model.path {quote(str(out))}", markup=False)

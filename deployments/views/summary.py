@@ -1,5 +1,7 @@
 """Summaries that ``digen`` prints when it is done."""
 
+from shlex import quote
+
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +57,7 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
     # markup=False: names of runs and folders may hold square brackets.
     for label, text in (
         ("run folder", report.run_dir),
-        ("evaluate", f"digen evaluate {report.run_dir}"),
+        ("evaluate", f"digen evaluate {quote(report.run_dir)}"),
         ("MLflow", report.view),
         ("Prefect", "digen up --no-workers (or your PREFECT_API_URL)"),
     ):

@@ -11,6 +11,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ JSON_BYTES: Final = 64 * MIB
 """Most bytes of a JSON file, which takes some ten times that in memory; large tokenizers have 20
 MiB."""
 
+_MOST_LEVELS: Final = 900  # of lists and objects in JSON
 _MOST_PARTS: Final = 64  # of a key in TOML, whose parser takes their number's square
 _DEEP_KEY: Final = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 _REMEDIES: Final = {
@@ -147,9 +149,24 @@ def parse_json(text: str) -> Any:
             a key twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=_with_each_key_once)
+        found = json.loads(text, object_pairs_hook=_with_each_key_once)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+    if text.count("[") + text.count("{") > _MOST_LEVELS:
+        _require_levels(found)
+    return found
+
+
+def _require_levels(found: object) -> None:
+    """Raise ValueError for what Python 3.14 can parse, but not show: thousands of levels."""
+    level = [found]
+    for _ in range(_MOST_LEVELS):
+        lists = [own for own in level if isinstance(own, list)]
+        tables = [own.values() for own in level if isinstance(own, dict)]
+        level = [*chain(*lists, *tables)]
+        if not level:
+            return
+    raise ValueError("it nests too deeply")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

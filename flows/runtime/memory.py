@@ -1,5 +1,6 @@
 """The memory of a run: what its controller heard and said, written when somebody will ask."""
 
+from shlex import quote
 from time import monotonic
 from typing import Final
 
@@ -49,7 +50,7 @@ class Memory:
                 run,
                 "run-stands-still",
                 f"nothing has happened for {quiet:.0f} s; what waits for what: "
-                f"digen explain {run.run_dir}",
+                f"digen explain {quote(str(run.run_dir))}",
             )
 
     def write(self, why: str) -> None:

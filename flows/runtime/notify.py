@@ -1,6 +1,7 @@
 """Notifications of what went wrong in a run: to observers; in Prefect a log line and an event."""
 
 from collections.abc import Mapping
+from shlex import quote
 
 from prefect import get_run_logger
 from prefect.events import emit_event
@@ -130,7 +131,7 @@ def notify_of_skipped_update(run: RunContext, iteration: int, found: str) -> Non
 
 def how_to_look(run: RunContext, iteration: int) -> str:
     """Return how to find out where a number became NaN or infinite."""
-    return f"digen replay {run.run_dir} {iteration + 1} --nonfinite does it again"
+    return f"digen replay {quote(str(run.run_dir))} {iteration + 1} --nonfinite does it again"
 
 
 def _notify_once(run: RunContext, device: str, event: str, text: str) -> None:

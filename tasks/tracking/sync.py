@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from time import time, time_ns
 
 from mlflow import MlflowClient
@@ -51,7 +52,7 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
     if spool is None and (run_dir / FOLDER).is_dir():
         raise UserError(
             f"{run_dir / FOLDER} does not say for which run of MLflow it is; resuming the run "
-            f"mends that: digen train --resume {run_dir}"
+            f"mends that: digen train --resume {quote(str(run_dir))}"
         )
     if spool is None:
         raise UserError(f"{run_dir} holds nothing for MLflow; give the folder of a run")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from digen_core.control.protocol import Fragment
@@ -49,6 +50,6 @@ def keep_or_fail(run_dir: Path, kept: KeptInput, policy: Literal["fail", "drop",
     keep_input(run_dir, kept)
     if policy == "fail":
         raise FloatingPointError(
-            f"{kept.found}; its input is kept: digen replay {run_dir} {kept.iteration + 1} "
-            "--nonfinite"
+            f"{kept.found}; its input is kept: digen replay {quote(str(run_dir))} "
+            f"{kept.iteration + 1} --nonfinite"
         )

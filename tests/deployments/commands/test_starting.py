@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -40,6 +41,17 @@ def test_a_config_is_written_that_a_run_takes(here, capsys):
     assert config.train.lora is not None
     assert run(["config", "show", "mine.toml"]) == 0
     assert load_config(here / "mine.toml") == config
+
+
+def test_commands_to_copy_quote_names_with_blanks(here, capsys):
+    """Run as they are printed, they find the file."""
+    (here / "my runs").mkdir()
+    arguments = ["--model", "digen:models/shapes", "--gpus", "0"]
+    assert run(["init", "my runs/mine.toml", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = [shlex.split(line[line.index("digen ") :]) for line in lines if "digen " in line]
+    assert [own[-1] for own in printed] == ["my runs/mine.toml"] * 2
+    assert run(printed[0][1:]) == 0
 
 
 def test_prompts_of_your_own_keep_a_part_for_evaluations_and_gpus_get_a_cluster(here, capsys):

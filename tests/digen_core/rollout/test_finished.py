@@ -1,6 +1,6 @@
 """What is asked of finished samples: by hand, whatever the fragments, what becomes of a NaN."""
 
-from dataclasses import replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -99,7 +99,8 @@ def test_one_that_is_not_a_number_is_named_and_becomes_0(policy):
     assert found.nonfinite[0] == "latent at step 3", "what came first is told"
     assert found.nonfinite[2] == f"margin at the noise level of step {LEVELS[0]}"
     assert all(values[2] == 0 and values.isfinite().all() for values in found.margins.values())
-    assert replace(found, margins={}, nonfinite=last.nonfinite) == last
+    others = {own.name for own in fields(last)} - {"margins", "references", "nonfinite"}
+    assert all(getattr(found, own) is getattr(last, own) for own in others)
 
 
 KEPT = CONFIG.model_copy(
