@@ -19,7 +19,9 @@ from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
 from digen_core.errors import UserError
 from digen_core.preflight.network import parse_address
-from tasks.cluster import ahead, dashboard, lineage
+from tasks.cluster import ahead, dashboard, lineage, tls_errors
+
+tls_errors.tell_apart()
 
 INSECURE: Final = "--insecure"
 """Option of a worker that may listen on a network without TLS."""
