@@ -70,7 +70,6 @@ class FleetChanges:
         if seen is not None:
             if seen.slow:
                 self._remember("; ".join(seen.slow))
-            self._joining.forget(seen.lost)
             self._joining.take_in(seen.workers)
             note_declared(run, seen.workers)
         events = self._lose()

@@ -95,6 +95,11 @@ class Fleet:
         """Note that a worker is no longer made ready; None: nobody waited for it any more."""
         return self.joining.pop(name, None)
 
+    def abandon(self, name: str) -> None:
+        """Wait no more for a worker that is made ready, if it is."""
+        if newcomer := self.made_ready(name):
+            newcomer.abandoned.set()
+
     def came(self, name: str, address: str) -> None:
         """Note the address of a device that is about to take part."""
         self.addresses[name] = address
@@ -128,11 +133,12 @@ class Fleet:
         self.num_joined += 1
 
     def lose(self, names: Collection[str]) -> None:
-        """Count devices out whose workers are gone."""
+        """Count devices out whose workers are gone; nobody waits for those that are made ready."""
         self.num_lost += len(names)
         self.losses.update(names)
         self.devices = [device for device in self.devices if device.name not in names]
         for name in names:
+            self.abandon(name)
             self.followers.pop(name, None)
             self.loaded.discard(self.addresses.pop(name))
 

@@ -5,7 +5,7 @@ own in a thread of its own, so that nobody waits for it. When it has the model, 
 measured if its kind is new to the run, the conductor hears of it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
@@ -86,12 +86,6 @@ class Joining:
             else:
                 self._refused.add(worker.address)
 
-    def forget(self, names: Collection[str]) -> None:
-        """Wait no more for workers that are lost."""
-        for name in names:
-            if newcomer := self._run.fleet.made_ready(name):
-                newcomer.abandoned.set()
-
     def end(self, name: str) -> bool:
         """Note that a worker is ready or refused; say whether it is still waited for."""
         return self._run.fleet.made_ready(name) is not None
@@ -108,7 +102,8 @@ class Joining:
     def stop(self) -> None:
         """End all threads."""
         newcomers = list(self._run.fleet.joining.values())
-        self.forget([newcomer.worker.name for newcomer in newcomers])
+        for newcomer in newcomers:
+            self._run.fleet.abandon(newcomer.worker.name)
         for newcomer in newcomers:
             if newcomer.thread is not None:
                 newcomer.thread.join(END_SECONDS)

@@ -6,8 +6,10 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
+from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.changes import FleetChanges
-from flows.runtime.fleet.joining import Joined, Newcomer, new_workers
+from flows.runtime.fleet.joining import AbandonedError, Joined, JoinFailed, Newcomer, new_workers
+from flows.runtime.fleet.task_set import require_devices
 from support.contexts import run_context
 from tasks.cluster.presence import Presence
 
@@ -31,3 +33,18 @@ def test_who_is_ready_when_the_run_goes_back_is_found_again(run):
     assert new_workers(run, {"at c": coming}) == []
     changes.stop()
     assert new_workers(run, {"at c": coming}) == [coming]
+
+
+def test_who_is_lost_while_it_is_made_ready_is_not_waited_for_whoever_finds_that(run, monkeypatch):
+    """An evaluation does, or its own thread, where a task of it fails with its gang."""
+    there = {"": Presence("a", "", ROLLOUT, 0.0)}
+    monkeypatch.setattr(watch, "present_workers", lambda client: there)
+    monkeypatch.setattr(losses, "notify", lambda *of: None)
+    newcomer = Newcomer(Presence("c", "at c", ROLLOUT, 0.0), ROLLOUT)
+    changes = FleetChanges(run, SimpleNamespace(is_open=False), None, print)
+    run.fleet.making_ready(newcomer)
+    require_devices(run, now=True)
+    changes.hear(JoinFailed("c", RuntimeError("load model on c failed: member 1 is gone")))
+    assert not run.fleet.joining
+    with pytest.raises(AbandonedError):
+        newcomer.check(run)
