@@ -88,8 +88,8 @@ class FleetChanges:
         match message:
             case Turn():
                 self._turn = message
-            case Joined(device):
-                if self._joining.end(device.name):
+            case Joined(device, address):
+                if self._joining.end(device.name, address):
                     self._joined.append(message)
             case JoinFailed():
                 self._joining.refuse(message)
@@ -99,13 +99,17 @@ class FleetChanges:
         events: list[Event] = []
         while self._joined and self._executor.is_open:
             joined = self._joined.pop(0)
-            if joined.device.name in self._run.fleet.addresses:  # else it was lost since
+            if self._is_there(joined):
                 self._run.fleet.join(joined.device)
-                self._told[joined.device.name] = self._run.fleet.addresses[joined.device.name]
+                self._told[joined.device.name] = joined.address
                 say(f"worker {joined.device.name} has joined")
                 costs = add_kind(self._run, joined.device, joined.measured)
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
         return events
+
+    def _is_there(self, joined: Joined) -> bool:
+        """Say whether a worker that was ready was not lost since; another may have its name."""
+        return self._run.fleet.addresses.get(joined.device.name) == joined.address
 
     def _leave(self, workers: Mapping[str, Presence]) -> list[Event]:
         """Ask the controller for the next device of those whose workers are to leave.
@@ -185,7 +189,7 @@ class FleetChanges:
         """Make nobody ready any more; who is, but does not take part yet, is found again."""
         self._joining.stop()
         for joined in self._joined:
-            if joined.device.name in self._run.fleet.addresses:  # else it was lost since
+            if self._is_there(joined):
                 self._run.fleet.turned_away(joined.device.name)
 
     def _lose(self) -> list[Event]:

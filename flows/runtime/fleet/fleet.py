@@ -104,10 +104,10 @@ class Fleet:
         """Note the address of a device that is about to take part."""
         self.addresses[name] = address
 
-    def turned_away(self, name: str) -> str:
-        """Return the address of a worker that does not take part after all."""
+    def turned_away(self, name: str) -> None:
+        """Note that a worker does not take part after all."""
         self.followers.pop(name, None)
-        return self.addresses.pop(name)
+        del self.addresses[name]
 
     def formed(self, name: str, followers: Mapping[str, str]) -> None:
         """Note the members of a gang but for its leader, whose workers hold a model together."""

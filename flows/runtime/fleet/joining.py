@@ -43,6 +43,7 @@ class Joined:
     """A worker is ready to take part."""
 
     device: Device
+    address: str
     measured: Mapping[Device, Measured]
 
 
@@ -51,6 +52,7 @@ class JoinFailed:
     """A worker could not be made ready; None: it was lost meanwhile, which is known."""
 
     name: str
+    address: str
     error: Exception | None
 
 
@@ -86,18 +88,26 @@ class Joining:
             else:
                 self._refused.add(worker.address)
 
-    def end(self, name: str) -> bool:
+    def end(self, name: str, address: str) -> bool:
         """Note that a worker is ready or refused; say whether it is still waited for."""
-        return self._run.fleet.made_ready(name) is not None
+        newcomer = self._run.fleet.joining.get(name)
+        if newcomer is None or newcomer.worker.address != address:  # another one has its name now
+            return False
+        self._run.fleet.made_ready(name)
+        return True
 
     def refuse(self, failed: JoinFailed) -> None:
         """Leave a worker out that could not be made ready."""
-        if not self.end(failed.name):
+        if not self.end(failed.name, failed.address):
             return
-        address = self._run.fleet.turned_away(failed.name)
-        self._refused.add(address)
-        text = f"worker {failed.name} ({address}) could not join: {failed.error}; it is left out"
-        notify(self._run, "join-failed", text)
+        self._run.fleet.turned_away(failed.name)
+        self._refused.add(failed.address)
+        notify(
+            self._run,
+            "join-failed",
+            f"worker {failed.name} ({failed.address}) could not join: {failed.error}; it is left "
+            "out",
+        )
 
     def stop(self) -> None:
         """End all threads."""
@@ -123,12 +133,13 @@ class Joining:
 
     def _make_ready(self, newcomer: Newcomer) -> None:
         message: Joined | JoinFailed
+        name, address = newcomer.worker.name, newcomer.worker.address
         try:
-            message = on_cluster(self._run, join, newcomer.worker.name)
+            message = on_cluster(self._run, join, name)
         except (CancelledRun, DevicesLostError):
-            message = JoinFailed(newcomer.worker.name, None)
+            message = JoinFailed(name, address, None)
         except Exception as error:
-            message = JoinFailed(newcomer.worker.name, error)
+            message = JoinFailed(name, address, error)
         self._run.inbox.put(message)
 
 
@@ -158,12 +169,13 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
         raise WorkerLostError("it does not answer")
     found = answering[0]
     device, kind = replace(found, roles=newcomer.roles), found.kind
+    address = newcomer.worker.address
     with Completions() as completions:
         task_set = TaskSet(run, completions, newcomer.check)
         load_models(run, task_set, [device])
         if kind in run.progress.known_costs.kinds:
-            return Joined(device, {})
-        return Joined(device, measure_costs(run, task_set, [device]))
+            return Joined(device, address, {})
+        return Joined(device, address, measure_costs(run, task_set, [device]))
 
 
 def new_workers(run: RunContext, workers: Mapping[str, Presence]) -> list[Presence]:

@@ -28,7 +28,7 @@ def test_who_is_ready_when_the_run_goes_back_is_found_again(run):
     coming = Presence("c", "at c", ROLLOUT, 0.0)
     changes = FleetChanges(run, SimpleNamespace(is_open=False), None, print)
     run.fleet.making_ready(Newcomer(coming, ROLLOUT))
-    changes.hear(Joined(Device("c", ROLLOUT), {}))
+    changes.hear(Joined(Device("c", ROLLOUT), "at c", {}))
     assert changes.take_in() == []
     assert new_workers(run, {"at c": coming}) == []
     changes.stop()
@@ -44,7 +44,34 @@ def test_who_is_lost_while_it_is_made_ready_is_not_waited_for_whoever_finds_that
     changes = FleetChanges(run, SimpleNamespace(is_open=False), None, print)
     run.fleet.making_ready(newcomer)
     require_devices(run, now=True)
-    changes.hear(JoinFailed("c", RuntimeError("load model on c failed: member 1 is gone")))
+    changes.hear(JoinFailed("c", "at c", RuntimeError("load model on c failed: member 1 is gone")))
     assert not run.fleet.joining
     with pytest.raises(AbandonedError):
         newcomer.check(run)
+
+
+def test_who_is_started_again_in_an_evaluation_is_not_taken_for_the_one_that_was_ready(run):
+    changes = FleetChanges(run, SimpleNamespace(is_open=True), None, print)
+    again = Newcomer(Presence("c", "at c again", ROLLOUT, 0.0), ROLLOUT)
+    run.fleet.making_ready(Newcomer(Presence("c", "at c", ROLLOUT, 0.0), ROLLOUT))
+    run.fleet.lose(["c"])
+    run.fleet.making_ready(again)
+    changes.hear(Joined(Device("c", ROLLOUT), "at c", {}))
+    assert changes.take_in() == []
+    changes.hear(JoinFailed("c", "at c", None))
+    assert run.fleet.joining == {"c": again}
+    assert run.fleet.addresses["c"] == "at c again"
+
+
+def test_nor_if_the_run_had_heard_that_it_was_ready(run):
+    executor = SimpleNamespace(is_open=False)
+    changes = FleetChanges(run, executor, None, print)
+    run.fleet.making_ready(Newcomer(Presence("c", "at c", ROLLOUT, 0.0), ROLLOUT))
+    changes.hear(Joined(Device("c", ROLLOUT), "at c", {}))
+    run.fleet.lose(["c"])
+    run.fleet.making_ready(Newcomer(Presence("c", "at c again", ROLLOUT, 0.0), ROLLOUT))
+    executor.is_open = True
+    assert changes.take_in() == []
+    assert run.fleet.names == {"a", "b"}
+    changes.stop()
+    assert "c" not in run.fleet.addresses
