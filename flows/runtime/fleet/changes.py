@@ -100,10 +100,11 @@ class FleetChanges:
         while self._joined and self._executor.is_open:
             joined = self._joined.pop(0)
             if self._is_there(joined):
+                # first: whoever predicts meanwhile knows what each device of the run costs
+                costs = add_kind(self._run, joined.device, joined.measured)
                 self._run.fleet.join(joined.device)
                 self._told[joined.device.name] = joined.address
                 say(f"worker {joined.device.name} has joined")
-                costs = add_kind(self._run, joined.device, joined.measured)
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
         return events
 

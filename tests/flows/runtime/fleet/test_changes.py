@@ -1,26 +1,32 @@
 """Workers that come and go while iterations run."""
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
 from digen_core.config.run import RunConfig
+from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device
+from digen_core.planning.profile import Profile
 from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import AbandonedError, Joined, JoinFailed, Newcomer, new_workers
 from flows.runtime.fleet.task_set import require_devices
+from flows.runtime.scheduling import keep_prediction
 from support.contexts import run_context
 from tasks.cluster.presence import Presence
 
 ROLLOUT = frozenset({"rollout"})
+COSTS = DeviceCosts(step=Linear(fixed=0.1), pack=Linear(fixed=0.1))
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of two devices."""
     devices = [Device("a", ROLLOUT), Device("b", frozenset({"trainer"}))]
-    return run_context(tmp_path, RunConfig(), devices)
+    config = RunConfig.model_validate({"schedule": {"layout": "tsp"}})
+    return run_context(tmp_path, config, devices)
 
 
 def test_who_is_ready_when_the_run_goes_back_is_found_again(run):
@@ -75,3 +81,20 @@ def test_nor_if_the_run_had_heard_that_it_was_ready(run):
     assert run.fleet.names == {"a", "b"}
     changes.stop()
     assert "c" not in run.fleet.addresses
+
+
+def test_who_joins_while_a_record_is_published_takes_part_when_its_costs_are_known(run):
+    """Publishing goes on to predict the next iteration, with the devices that there are then."""
+    run.progress.profile = Profile(Costs(kinds={"default": COSTS}), run.fleet.devices)
+    changes = FleetChanges(run, SimpleNamespace(is_open=True), None, print)
+    run.fleet.making_ready(Newcomer(Presence("c", "at c", ROLLOUT, 0.0), ROLLOUT))
+    changes.hear(Joined(Device("c", ROLLOUT, "of a new kind"), "at c", {}))
+    joining = Thread(target=changes.take_in, daemon=True)
+    with run.publishing:
+        joining.start()
+        joining.join(0.5)
+        assert joining.is_alive()
+        keep_prediction(run)
+    joining.join()
+    assert run.fleet.names == {"a", "b", "c"}
+    keep_prediction(run)
