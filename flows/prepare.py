@@ -18,7 +18,12 @@ from flows.runtime.iterations.recorder import IterationRecorder
 from flows.runtime.iterations.round import Round
 from flows.runtime.notify import notify
 from flows.runtime.observers import say
-from flows.runtime.scheduling import count_arithmetic, notify_of_prices, start_profile
+from flows.runtime.scheduling import (
+    add_kind,
+    count_arithmetic,
+    notify_of_prices,
+    start_profile,
+)
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
 from tasks.versions import start_state
@@ -62,9 +67,22 @@ def _make_ready(run: RunContext, task_set: TaskSet) -> None:
     load_pools(run, task_set)
     probe_loaded_rewards(run, task_set)
     notify_of_cut_prompts(run, task_set, (*run.prompts, *run.evaluation_prompts))
-    if run.progress.profile is None:
-        start_profile(run, measure_costs(run, task_set, run.fleet.devices))
+    complete_profile(run, task_set)
     make_first_version(run, task_set)
+
+
+def complete_profile(run: RunContext, task_set: TaskSet) -> None:
+    """Have a profile with the costs of all devices, of those too that came since it was begun."""
+    profile, devices = run.progress.profile, run.fleet.devices
+    if profile is None:
+        start_profile(run, measure_costs(run, task_set, devices))
+        return
+    known = {(own.name, own.kind) for own in profile.devices}
+    new = [own for own in devices if (own.name, own.kind) not in known]
+    unlike = [own for own in new if own.kind not in profile.costs.kinds]
+    measured = measure_costs(run, task_set, unlike) if unlike else {}
+    for device in new:
+        add_kind(run, device, measured)
 
 
 def notify_of_cut_prompts(run: RunContext, task_set: TaskSet, prompts: Iterable[Prompt]) -> None:

@@ -149,7 +149,7 @@ def start_profile(run: RunContext, measured: dict[Device, Measured]) -> None:
         costs = _as_measured(config, costs_of(measured))
     if run.workers.fixed_costs is None and len({own.site for own in run.fleet.devices}) > 1:
         costs = costs.model_copy(update={"sent": _sent(config).as_seen(costs.sent)})
-    profile = Profile(with_kinds(costs, run.fleet.devices), run.fleet.devices)
+    profile = Profile(with_kinds(costs, run.fleet.devices), list(run.fleet.devices))
     size = config.batch_size
     step_seconds = max(kind.step(size) for kind in profile.costs.kinds.values())
     run.progress.measured(profile, step_seconds)
