@@ -87,7 +87,8 @@ class FleetChanges:
         """Note how the making ready of a worker ended, or that a device is to turn."""
         match message:
             case Turn():
-                self._turn = message
+                if self._turn is None or self._turn.device not in self._controller.leaving:
+                    self._turn = message  # else one is under way: the next iteration tells again
             case Joined(device, address):
                 if self._joining.end(device.name, address):
                     self._joined.append(message)

@@ -121,3 +121,16 @@ def test_a_gang_that_turns_keeps_its_members_where_it_keeps_its_model(tmp_path):
     assert turned.roles == TRAINER
     assert run.fleet.holds_model(turned)
     assert run.fleet.workers_of("d") == ("at d", "at d.1")
+
+
+def test_a_device_that_turns_comes_back_though_another_turn_is_planned_meanwhile(run, monkeypatch):
+    """It is released when nobody needs what it has, which may take more than an iteration."""
+    come(run, NEW)
+    let_go, executor = [], SimpleNamespace(forget=lambda names: None)
+    monkeypatch.setattr("flows.runtime.fleet.changes.let_go", lambda client, at: let_go.append(at))
+    changes = FleetChanges(run, executor, SimpleNamespace(leaving=["d"]), print)
+    changes.hear(Turn("d", "trainer", 1.0, 2.0))
+    changes.hear(Turn("c", "trainer", 0.9, 2.0))
+    changes.release("d")
+    assert not let_go
+    assert run.fleet.known["d"].roles == TRAINER
