@@ -20,7 +20,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.loading import load_models, measure_costs
-from flows.runtime.fleet.losses import DevicesLostError, look
+from flows.runtime.fleet.losses import look
 from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.fleet.watch import LOOK_SECONDS
@@ -136,7 +136,7 @@ class Joining:
         name, address = newcomer.worker.name, newcomer.worker.address
         try:
             message = on_cluster(self._run, join, name)
-        except (CancelledRun, DevicesLostError):
+        except CancelledRun:
             message = JoinFailed(name, address, None)
         except Exception as error:
             message = JoinFailed(name, address, error)
@@ -160,8 +160,7 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
     """Load the model on a worker, and measure it if nothing is known of its kind.
 
     Raises:
-        AbandonedError: nobody waits for it any more.
-        DevicesLostError: it was lost.
+        AbandonedError: nobody waits for it any more, as where it was lost.
         WorkerLostError: it does not answer.
     """
     answering = devices_among(run.client, [newcomer.worker])

@@ -12,7 +12,6 @@ from digen_core.planning.profile import Profile
 from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import AbandonedError, Joined, JoinFailed, Newcomer, new_workers
-from flows.runtime.fleet.task_set import require_devices
 from flows.runtime.scheduling import keep_prediction
 from support.contexts import run_context
 from tasks.cluster.presence import Presence
@@ -49,7 +48,7 @@ def test_who_is_lost_while_it_is_made_ready_is_not_waited_for_whoever_finds_that
     newcomer = Newcomer(Presence("c", "at c", ROLLOUT, 0.0), ROLLOUT)
     changes = FleetChanges(run, SimpleNamespace(is_open=False), None, print)
     run.fleet.making_ready(newcomer)
-    require_devices(run, now=True)
+    losses.look(run)
     changes.hear(JoinFailed("c", "at c", RuntimeError("load model on c failed: member 1 is gone")))
     assert not run.fleet.joining
     with pytest.raises(AbandonedError):

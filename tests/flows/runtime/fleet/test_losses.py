@@ -72,10 +72,20 @@ def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
     run.control = SimpleNamespace(check=lambda: None)
     run.watch.end = lambda ids: None
     looked = []
-    monkeypatch.setattr(task_set, "require_devices", lambda *of, now: looked.append(now))
+    monkeypatch.setattr(task_set, "look", looked.append)
     completions = SimpleNamespace(next=lambda timeout: completion)
     tasks = task_set.TaskSet(run, completions, lambda run: None)
     tasks._pending[task] = task_set.Submitted(None, "load model on room", "room", None)
     with pytest.raises(UserError, match="too small"):
         tasks.next()
     assert not looked
+
+
+def test_a_phase_hears_of_losses_that_the_making_ready_of_a_newcomer_found(run):
+    """Else it would wait for ever for what the lost device was to do."""
+    run.control = SimpleNamespace(check=lambda: None)
+    run.watch.is_due = False
+    tasks = task_set.TaskSet(run, SimpleNamespace())
+    losses.look(run)  # as the newcomer's thread does, a task of which has failed
+    with pytest.raises(losses.DevicesLostError, match="lost room"):
+        tasks.next()
