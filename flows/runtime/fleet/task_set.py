@@ -73,6 +73,7 @@ class TaskSet:
         self._check = check or (lambda run: self.require_devices())
         self._devices = run.fleet.names  # that are not known to be lost here
         self._pending: dict[UUID, Submitted[Facts]] = {}
+        self._failed: Completion | None = None  # with devices that were lost, perhaps for that
 
     def submit(
         self,
@@ -129,19 +130,22 @@ class TaskSet:
                 self.forget([gone])
                 return gone
             try:
-                completion = self._completions.next(timeout=POLL_SECONDS)
+                completion = self._failed or self._completions.next(timeout=POLL_SECONDS)
             except TimeoutError:
                 continue
+            self._failed = None
             task_run_id = completion.task_run_id
             if task_run_id not in self._pending:  # forgotten
                 continue
-            submitted = self._pending.pop(task_run_id)
-            self._run.watch.end([task_run_id])
+            submitted = self._pending[task_run_id]
             if not completion.succeeded:
                 require_no_culprit(completion)
                 note_broken_gang(self._run, completion, submitted.where)
+                self._failed = completion  # told next, unless it is forgotten for what is lost
                 look(self._run)  # it may have gone with its worker
                 self._check(self._run)
+            self._failed = None
+            self.forget([submitted])
             submitted.end(completion)
             return submitted
 

@@ -11,6 +11,7 @@ from flows.runtime.fleet import losses, task_set
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Seen
 from tasks.cluster.presence import Presence
+from tasks.runner.completions import Completion
 
 LEADER, FOLLOWER, SINGLE = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 BOTH = frozenset({"rollout", "trainer"})
@@ -89,3 +90,17 @@ def test_a_phase_hears_of_losses_that_the_making_ready_of_a_newcomer_found(run):
     losses.look(run)  # as the newcomer's thread does, a task of which has failed
     with pytest.raises(losses.DevicesLostError, match="lost room"):
         tasks.next()
+
+
+def test_what_fails_by_itself_while_a_device_is_lost_is_told(run):
+    run.control = SimpleNamespace(check=lambda: None)
+    run.watch.is_due, run.watch.end = False, lambda ids: None
+    future = SimpleNamespace(task_run_id=UUID(int=1))
+    ends = iter([Completion(future, "FAILED", "Failed", "no space left on device")])
+    tasks = task_set.TaskSet(run, SimpleNamespace(next=lambda timeout: next(ends)))
+    tasks._pending[UUID(int=1)] = task_set.Submitted(None, "export v3", "single", future)
+    with pytest.raises(losses.DevicesLostError, match="lost room"):
+        tasks.next()
+    with pytest.raises(task_set.TaskFailedError, match="export v3 on single failed: no space"):
+        tasks.next()
+    assert tasks.num_pending == 0
