@@ -26,6 +26,8 @@ class Fleet:
     """Workers that only score, by the name of their pool."""
     known: dict[str, Device] = field(default_factory=dict)
     """All devices that ever took part, by name."""
+    earlier: dict[str, Device] = field(default_factory=dict)
+    """Those that did so in earlier processes of the run, perhaps in another layout."""
     loaded: set[str] = field(default_factory=set)
     """Addresses of workers that hold the model."""
     joining: "dict[str, Newcomer]" = field(default_factory=dict)
@@ -78,13 +80,12 @@ class Fleet:
     @property
     def all_devices(self) -> list[Device]:
         """Those that take part, and others whose spans the run's folder holds."""
-        names = {device.name for device in self.devices}
-        return self.devices + [d for name, d in self.known.items() if name not in names]
+        names, known = self.names, {**self.earlier, **self.known}
+        return self.devices + [d for name, d in known.items() if name not in names]
 
     def took_part(self, devices: Iterable[Device]) -> None:
         """Note devices of an earlier process of the run."""
-        for device in devices:
-            self.known.setdefault(device.name, device)
+        self.earlier |= {device.name: device for device in devices}
 
     def making_ready(self, newcomer: "Newcomer") -> None:
         """Note a worker that came, and loads the model now."""
