@@ -92,6 +92,10 @@ class Fleet:
         self.addresses[newcomer.worker.name] = newcomer.worker.address
         self.joining[newcomer.worker.name] = newcomer
 
+    def has_coming(self, role: Role) -> bool:
+        """Say whether a device of a role is being made ready."""
+        return any(role in newcomer.roles for newcomer in list(self.joining.values()))
+
     def made_ready(self, name: str) -> "Newcomer | None":
         """Note that a worker is no longer made ready; None: nobody waited for it any more."""
         return self.joining.pop(name, None)

@@ -13,6 +13,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Pending, Running, State
 
+from digen_core.control.protocol import Role
 from flows.runtime.context import RunContext
 from flows.runtime.observers import say
 from tasks.cluster.calls import WorkerLostError
@@ -33,11 +34,12 @@ class Waiting:
         self._run = run
         self._since: float | None = None
 
-    def for_role(self, role: str) -> None:
+    def for_role(self, role: Role) -> None:
         """Wait for a worker of a role; call it again and again.
 
         Raises:
-            WorkerLostError: none came for ``cluster.rejoin_timeout`` seconds.
+            WorkerLostError: none came for ``cluster.rejoin_timeout`` seconds; one that loads its
+                model has come.
         """
         text = f"waiting for a worker with the role {role}: none is left"
         limit = self._run.config.cluster.rejoin_timeout
@@ -45,7 +47,7 @@ class Waiting:
             self._since = monotonic()
             say(text)
             self._show(STATE, text)
-        elif monotonic() - self._since > limit:
+        elif monotonic() - self._since > limit and not self._run.fleet.has_coming(role):
             raise WorkerLostError(
                 f"no worker with the role {role} came back in {limit:.0f} s "
                 "(cluster.rejoin_timeout); start one, and resume the run"

@@ -1,0 +1,29 @@
+"""How long a run waits for workers."""
+
+from dataclasses import replace
+
+import pytest
+
+from digen_core.config.run import RunConfig
+from flows.runtime.fleet import waiting
+from flows.runtime.fleet.joining import Newcomer
+from flows.runtime.fleet.waiting import Waiting
+from support.contexts import run_context
+from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.presence import Presence
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_a_worker_that_loads_its_model_has_come(tmp_path, monkeypatch, role):
+    monkeypatch.setattr(waiting, "show_state", lambda *of: None)
+    config = RunConfig.model_validate({"cluster": {"rejoin_timeout": 0.0}})
+    run = run_context(tmp_path, config)
+    run = replace(run, lineage=run.lineage.model_copy(update={"flow_run_ids": ("own",)}))
+    coming = Presence("c", "at c", frozenset({role}), 0.0)
+    run.fleet.making_ready(Newcomer(coming, coming.roles))
+    it = Waiting(run)
+    it.for_role(role)
+    it.for_role(role)
+    run.fleet.abandon("c")
+    with pytest.raises(WorkerLostError, match="came back in 0 s"):
+        it.for_role(role)
