@@ -1,11 +1,14 @@
 """Task sets: tasks that need no controller, such as loading, evaluating and exporting."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic
 from uuid import UUID
 
 import dask
+from httpx import HTTPError
+from prefect.exceptions import PrefectException
 from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import DamagedError
@@ -250,7 +253,8 @@ def _require_success(completion: Completion, label: str, where: str) -> None:
     if completion.succeeded:
         return
     if completion.state_type == "CRASHED":
-        mark_crashed(completion)
+        with suppress(HTTPError, PrefectException):  # a server that is away shows it as running
+            mark_crashed(completion)
     require_no_culprit(completion)
     message = completion.message.removeprefix("Task run encountered an exception ")
     raise TaskFailedError(f"{label} on {where} failed: {message}")
