@@ -207,7 +207,7 @@ def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
     )
     while not run.inbox.empty():  # what tasks of before still sent
         run.inbox.get_nowait()
-    run.trace.forget_all()
+    run.trace.forget_from(back.num_iterations)
     _stand_at(run, back)
 
 

@@ -40,10 +40,15 @@ class LiveTrace:
         with self._lock:
             self._running.pop(_key(asked), None)
 
-    def forget_all(self) -> None:
-        """Wait no more for any task."""
+    def forget_from(self, iteration: int) -> None:
+        """Wait no more for any task, and forget those of iterations that are done again.
+
+        Args:
+            iteration: the first of these.
+        """
         with self._lock:
             self._running.clear()
+            self._ended = [s for s in self._ended if s.iteration < iteration]
 
     def around(self, iteration: int, now: float) -> list[Span]:
         """Return what the window of an iteration that has ended shares with its neighbours.

@@ -4,6 +4,7 @@ from math import nan
 
 from digen_core.records import Span
 from digen_core.trace.live import LiveTrace
+from digen_core.trace.windows import Window, iteration_windows
 from support.trace_schedules import denoise, span
 
 
@@ -64,3 +65,16 @@ def test_a_task_of_a_pool_ended_on_one_of_its_workers():
     done = Span(1, "score", "score", "judges-1", 1.0, 2.0, 3.0)
     trace.end(waiting, done)
     assert trace.around(1, 9.0) == [done]
+
+
+def test_an_iteration_that_is_done_again_has_its_time_from_when_it_is():
+    """As where the run went back to its last checkpoint by itself."""
+    trace = LiveTrace()
+    for iteration, started in ((4, 10.0), (5, 20.0), (6, 30.0)):
+        done = denoise("rollout-0", started, started + 10, iteration=iteration)
+        trace.end(done, done)
+    trace.begin(asked("lost", "rollout-0", 35.0, iteration=6))
+    trace.forget_from(5)
+    again = denoise("rollout-0", 500.0, 510.0, iteration=5)
+    trace.end(again, again)
+    assert iteration_windows(trace.around(5, 510.0))[5] == Window(500.0, 510.0)
