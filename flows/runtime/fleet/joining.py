@@ -222,16 +222,19 @@ def await_roles(run: RunContext) -> None:
         WorkerLostError: none came in time.
         RunCancelledError: somebody stopped the run.
     """
+    refused = set[str]()  # addresses: it is said once of each
     with Waiting(run) as waiting:
         while True:
             run.control.check()
-            seen = look(run)
-            new = {worker.name: worker for worker in new_workers(run, seen.workers)}
+            coming = new_workers(run, look(run).workers)
+            new = {own.name: own for own in coming if own.address not in refused}
             for device in devices_among(run.client, new.values()):
                 worker = new[device.name]
                 if roles := roles_for(run, worker):
                     run.fleet.came(worker.name, worker.address)
                     run.fleet.join(replace(device, roles=roles))
+                else:
+                    refused.add(worker.address)
             missing = [r for r in ROLES if not any(r in d.roles for d in run.fleet.devices)]
             if not missing:
                 return

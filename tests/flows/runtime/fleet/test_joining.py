@@ -1,10 +1,14 @@
 """Which roles a worker gets that comes while a run works."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
-from flows.runtime.fleet.joining import roles_for
+from flows.runtime.fleet import joining, waiting
+from flows.runtime.fleet.joining import await_roles, roles_for
 from support.contexts import SPLIT, run_context
 from tasks.cluster.presence import ROLES, Presence
 
@@ -36,3 +40,23 @@ def test_who_was_lost_since_the_run_goes_on_has_the_role_that_it_had(tmp_path):
     run.fleet.took_part([Device("w", BOTH)])
     run.fleet.lose(["w"])
     assert roles_for(run, COMING) == {"trainer"}
+
+
+def test_a_run_that_waits_says_once_of_a_worker_that_it_cannot_use(tmp_path, monkeypatch):
+    run = run_of(tmp_path, "colocated", [])
+    run = replace(run, lineage=run.lineage.model_copy(update={"flow_run_ids": ("own",)}))
+    single = Presence("single", "at single", frozenset({"trainer"}), 0.0)
+    looks, said = [{"at single": single}] * 3 + [{"at single": single, "at w": COMING}], []
+    seen = iter([SimpleNamespace(workers=workers) for workers in looks])
+    monkeypatch.setattr(joining, "look", lambda run: next(seen))
+    monkeypatch.setattr(joining, "sleep", lambda seconds: None)
+    monkeypatch.setattr(joining, "notify", lambda run, event, text: said.append(text))
+    monkeypatch.setattr(waiting, "show_state", lambda *of: None)
+
+    def devices_among(client, workers):
+        return [Device(worker.name, worker.roles) for worker in workers]
+
+    monkeypatch.setattr(joining, "devices_among", devices_among)
+    await_roles(run)
+    assert run.fleet.names == {"w"}
+    assert len(said) == 1
