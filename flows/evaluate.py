@@ -22,7 +22,7 @@ from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
-from flows.runtime.fleet.task_set import Submitted, TaskSet
+from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
 from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
@@ -157,7 +157,7 @@ class _Evaluation:
             array: np.ndarray = drawn.result(timeout=FETCH_SECONDS)
             return array
         except Exception:
-            self._task_set.require_devices(now=True)
+            require_devices(self._run, now=True)
             raise
 
     def _submit(self, parts: Sequence[_Part]) -> None:

@@ -32,6 +32,8 @@ from tasks.cluster.presence import ROLES, Presence, devices_among
 from tasks.runner.completions import Completions
 
 END_SECONDS: Final = 5.0
+SEEN_SECONDS: Final = 10.0
+"""How long it may take until a look has found a newcomer lost."""
 
 
 class AbandonedError(Exception):
@@ -65,8 +67,17 @@ class Newcomer:
     abandoned: Event = field(default_factory=Event)
     thread: Thread | None = None
 
-    def check(self, run: RunContext) -> None:
-        """Raise AbandonedError if nobody waits for it; losses are the conductor's business."""
+    def check(self, run: RunContext, *, now: bool = False) -> None:
+        """Raise AbandonedError if nobody waits for it; losses are the conductor's business.
+
+        Args:
+            run: its context.
+            now: it may be lost, as a task of it has failed: whoever looks at the cluster, the
+                conductor or an evaluation, is to see that first.
+        """
+        if now:
+            run.watch.hasten()
+            self.abandoned.wait(SEEN_SECONDS)
         if self.abandoned.is_set():
             raise AbandonedError
 

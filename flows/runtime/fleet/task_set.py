@@ -61,20 +61,19 @@ class TaskSet:
         self,
         run: RunContext,
         completions: Completions,
-        check: Callable[[RunContext], Seen | None] | None = None,
+        check: Callable[..., Seen | None] | None = None,
     ) -> None:
         """Prepare an empty set.
 
         Args:
             run: its context.
             completions: of the flow run.
-            check: is called while tasks are waited for, and when one has failed; returns what it
-                saw of the cluster, if it looked. Default: look for lost devices.
+            check: is called while tasks are waited for, and with ``now`` when one has failed;
+                returns what it saw of the cluster, if it looked. Default: look for lost devices.
         """
         self._run = run
         self._completions = completions
-        self._check = check or (lambda run: self.require_devices())
-        self._devices = run.fleet.names  # that are not known to be lost here
+        self._check = check or require_devices
         self._pending: dict[UUID, Submitted[Facts]] = {}
         self._failed: Completion | None = None  # with devices that were lost, perhaps for that
 
@@ -145,24 +144,11 @@ class TaskSet:
                 require_no_culprit(completion)
                 note_broken_gang(self._run, completion, submitted.where)
                 self._failed = completion  # told next, unless it is forgotten for what is lost
-                look(self._run)  # it may have gone with its worker
-                self._check(self._run)
+                self._check(self._run, now=True)  # it may have gone with its worker
             self._failed = None
             self.forget([submitted])
             submitted.end(completion)
             return submitted
-
-    def require_devices(self, *, now: bool = False) -> Seen | None:
-        """Look for lost devices, if it is time; return what was seen then.
-
-        Raises:
-            DevicesLostError: some were lost, be it that who makes a newcomer ready found that.
-        """
-        seen = look(self._run) if now else look_if_due(self._run)
-        before, self._devices = self._devices, self._run.fleet.names
-        if lost := before - self._devices:
-            raise DevicesLostError(lost)
-        return seen
 
     def _gone(self, seen: Seen) -> Submitted[Facts] | None:
         """Return a task at an address where there is no worker: Dask would wait for one there."""
@@ -221,6 +207,19 @@ def note_broken_gang(run: RunContext, completion: Completion, device: str) -> No
 
 def _named(error: type[Exception]) -> str:
     return f"{error.__module__}.{error.__qualname__}"
+
+
+def require_devices(run: RunContext, *, now: bool = False) -> Seen | None:
+    """Look for lost devices, if it is time; return what was seen then.
+
+    Raises:
+        DevicesLostError: some were lost.
+    """
+    before = run.fleet.names
+    seen = look(run) if now else look_if_due(run)
+    if lost := before - run.fleet.names:
+        raise DevicesLostError(lost)
+    return seen
 
 
 def receipt_of(

@@ -115,6 +115,10 @@ class Watch:
         """Let the next look, which is due now, find a worker lost: its gang cannot go on."""
         with self._lock:
             self._broken[address] = why
+        self.hasten()
+
+    def hasten(self) -> None:
+        """Let the next look be due now."""
         self._next_look = 0.0
 
     @property

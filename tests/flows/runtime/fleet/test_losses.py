@@ -7,7 +7,7 @@ import pytest
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from flows.runtime.fleet import losses, task_set
+from flows.runtime.fleet import joining, losses, task_set
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Seen
 from tasks.cluster.presence import Presence
@@ -75,20 +75,31 @@ def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
     looked = []
     monkeypatch.setattr(task_set, "look", looked.append)
     completions = SimpleNamespace(next=lambda timeout: completion)
-    tasks = task_set.TaskSet(run, completions, lambda run: None)
+    tasks = task_set.TaskSet(run, completions, lambda run, now=False: None)
     tasks._pending[task] = task_set.Submitted(None, "load model on room", "room", None)
     with pytest.raises(UserError, match="too small"):
         tasks.next()
     assert not looked
 
 
-def test_a_phase_hears_of_losses_that_the_making_ready_of_a_newcomer_found(run):
-    """Else it would wait for ever for what the lost device was to do."""
-    run.control = SimpleNamespace(check=lambda: None)
-    run.watch.is_due = False
-    tasks = task_set.TaskSet(run, SimpleNamespace())
-    losses.look(run)  # as the newcomer's thread does, a task of which has failed
-    with pytest.raises(losses.DevicesLostError, match="lost room"):
+def test_a_newcomer_that_fails_leaves_it_to_others_to_find_who_is_lost(run, monkeypatch):
+    """The conductor, or an evaluation, waits for what lost devices were to do."""
+    monkeypatch.setattr(joining, "SEEN_SECONDS", 0.0)
+    run.control, hastened = SimpleNamespace(check=lambda: None), []
+    run.watch.is_due, run.watch.end = False, lambda ids: None
+    run.watch.hasten = lambda: hastened.append(True)
+    newcomer = joining.Newcomer(Presence("new", "tcp://d:1", BOTH, 0.1), BOTH)
+    future = SimpleNamespace(task_run_id=UUID(int=1))
+    failed = Completion(future, "FAILED", "Failed", "too large")
+    tasks = task_set.TaskSet(run, SimpleNamespace(next=lambda timeout: failed), newcomer.check)
+    tasks._pending[UUID(int=1)] = task_set.Submitted(None, "load model on new", "new", future)
+    with pytest.raises(task_set.TaskFailedError, match="too large"):
+        tasks.next()
+    assert run.fleet.names == {"room", "single"}
+    assert hastened
+    tasks._pending[UUID(int=1)] = task_set.Submitted(None, "load model on new", "new", future)
+    newcomer.abandoned.set()
+    with pytest.raises(joining.AbandonedError):
         tasks.next()
 
 
