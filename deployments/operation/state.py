@@ -4,6 +4,8 @@ A process is known by its id and the time at which it began, as ids are given ag
 """
 
 import os
+import re
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,9 +93,14 @@ class State(Strict):
     def save(self) -> None:
         """Write the state and the environment; only this user may read them, for the passwords."""
         FOLDER.mkdir(parents=True, exist_ok=True)
-        lines = [f"{name}={value}\n" for name, value in self.environment.items()]
+        lines = [f"{name}={_in_shell(value)}\n" for name, value in self.environment.items()]
         write_privately(ENVIRONMENT, "".join(lines))
         write_privately(STATE, self.model_dump_json(indent=2))
+
+
+def _in_shell(value: str) -> str:
+    """Return a value as a shell reads it: in quotes if it has to be, which kubectl would keep."""
+    return value if re.fullmatch(r"[\w@%+=:,./\[\]-]*", value) else shlex.quote(value)
 
 
 def load_state() -> State | None:

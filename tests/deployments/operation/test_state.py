@@ -14,6 +14,7 @@ import pytest
 from deployments.operation.state import (
     ENVIRONMENT,
     STATE,
+    USE_ENVIRONMENT,
     Options,
     Service,
     State,
@@ -166,6 +167,15 @@ def test_the_state_is_kept_for_this_user_alone():
     assert {stat.S_IMODE(path.stat().st_mode) for path in (STATE, ENVIRONMENT)} == {0o600}
     again = service.model_copy(update={"pid": 1})
     assert state.with_service(service).with_service(again).services == (again,)
+
+
+def test_a_shell_reads_the_environment_whatever_is_in_it():
+    environment = {"KEY": "/my lab's $disk/tls/key.pem", "PREFECT_API_URL": "http://[::1]:4200/api"}
+    State(options=OPTIONS, addresses={}, environment=environment).save()
+    words = f'{USE_ENVIRONMENT}; printf \'%s\\n\' "$KEY" "$PREFECT_API_URL"'
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines(), done.stderr) == ([*environment.values()], "")
+    assert "PREFECT_API_URL=http://[::1]:4200/api\n" in ENVIRONMENT.read_text()
 
 
 def test_no_state_is_nothing_and_a_damaged_one_is_said():
