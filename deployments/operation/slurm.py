@@ -6,6 +6,7 @@ its ranks by SLURM_PROCID. Teams of several kinds are the components of a hetero
 whole job ends with any of its teams, no spares are started.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -162,16 +163,21 @@ def _job_script(
         cores=group.threads * share,
         processes=1,
         death_timeout=WAIT_SECONDS,
-        python=sys.executable,
+        python=shlex.quote(sys.executable),
         worker_command="tasks.worker.process",
         worker_extra_args=arguments,
         job_directives_skip=skipped,
         job_extra_directives=[
             *directives,
-            f"--chdir={Path.cwd()}",
+            f"--chdir={_in_directive(str(Path.cwd()))}",
             *([f"--gres=gpu:{share}"] if group.cuda else []),
             *([f"--constraint={feature}"] if feature else []),
         ],
         job_script_prologue=[USE_ENVIRONMENT, f"export OMP_NUM_THREADS={group.threads}"],
     )
     return str(job.job_script())
+
+
+def _in_directive(path: str) -> str:
+    """Return a path as a line of SLURM's header holds it, which ends a word at a space."""
+    return re.sub(r"([\s\\'\"#])", r"\\\1", path)

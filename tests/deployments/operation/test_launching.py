@@ -1,6 +1,7 @@
 """What starts workers elsewhere, as text: checked by a shell and by the operator's own schema."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -244,6 +245,25 @@ def test_slurm_gets_a_job_array_for_each_group(cluster):
     assert "#SBATCH --array=4-5\n" in scripts["h100-4.sbatch"]
     assert scripts["h100-4.sbatch"].rstrip().endswith("--resources trainer=1")
     assert scripts["l40s-0.sbatch"].rstrip().endswith("--resources judges=1")
+
+
+@pytest.mark.parametrize("text", [MIXED, SPREAD], ids=["arrays", "gangs"])
+def test_slurm_finds_the_folder_and_python_whatever_their_paths_hold(tmp_path, monkeypatch, text):
+    folder = tmp_path / "my lab's #1 $disk"
+    (folder / "runs/up").mkdir(parents=True)
+    (folder / "runs/up/env").touch()
+    (python := folder / "python").write_text("#!/bin/sh\nprintf 'started %s' \"$*\"\n")
+    python.chmod(0o755)
+    (folder / "mixed.toml").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.executable", str(python))
+    script = next(iter(files_for(load_cluster(Path("mixed.toml")), "slurm", tls=True).values()))
+    (chdir,) = re.findall(r"^#SBATCH (--chdir=.*)$", script, re.MULTILINE)
+    # sbatch splits its lines as a shell does, but expands nothing
+    assert shlex.split(chdir, comments=True) == [f"--chdir={folder}"]
+    srun = 'srun() { while [ "$1" != bash ]; do shift; done; "$@"; }\n'
+    done = subprocess.run(["bash", "-c", srun + script], capture_output=True, text=True)
+    assert done.stdout.startswith("started -m tasks.worker.process"), done.stderr
 
 
 def test_the_last_value_of_an_option_counts_for_dask_worker():
