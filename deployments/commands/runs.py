@@ -83,8 +83,8 @@ def evaluate(
         run: Folder of the run.
         tokens: Keys of the config with other values: of rewards, which then judge in place of the
             run's own, and of how samples are made.
-        prompts: File or folder of other prompts (docs/prompts.md); default: the run's evaluation
-            prompts.
+        prompts: File, folder or pattern of other prompts (docs/prompts.md); default: the run's
+            evaluation prompts.
         samples_per_prompt: Images per prompt; default: as the run's config says, or the suite.
         suite: Published protocol that judges, in place of the run's rewards (docs/rewards.md).
     """
@@ -92,9 +92,9 @@ def evaluate(
     require_run(run)
     if samples_per_prompt is not None and samples_per_prompt < 1:
         raise UserError(f"--samples-per-prompt is {samples_per_prompt}; use 1 or more")
-    if prompts is not None and not Path(located(str(prompts))).exists():
-        raise UserError(f"cannot read the prompt file {prompts}: there is none")
     place = None if prompts is None else str(prompts)
+    if place is not None and "*" not in place and not Path(located(place)).exists():
+        raise UserError(f"cannot read the prompt file {place}: there is none")
     asked = Judging(place, samples_per_prompt, suite, settings)
 
     from deployments import local

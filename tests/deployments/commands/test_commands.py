@@ -81,6 +81,11 @@ def test_evaluate_prints_a_table(job, local, capsys):
     assert "shapes/score" in capsys.readouterr().out
 
 
+def test_evaluate_takes_a_pattern_for_parquet_files(job, local):
+    assert run(["evaluate", ".", "--prompts", "data/test-*.parquet"]) == 0
+    assert local.calls[0][1] == Judging(prompts="data/test-*.parquet")
+
+
 def test_a_run_that_fails_is_one_line_and_exit_code_1(job, local, capsys, monkeypatch):
     def fail(config, resume):
         raise RunFailedError("reward 'shapes' returned nan\nfor image 3 of 16")
