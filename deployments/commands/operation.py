@@ -57,6 +57,8 @@ def up(
     """
     if any(not 0 < port < 65536 for port in ports):
         raise UserError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+        raise UserError(f"--host is {host!r}; use 0.0.0.0, or an IPv4 address or name of this host")
     for extra in names or []:
         if not re.fullmatch(r"[A-Za-z0-9.:-]+", extra):
             raise UserError(f"--names has {extra!r}; give names of hosts, without scheme or port")

@@ -68,6 +68,8 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("pretrain shapes --threads 0", "--threads is 0 and --seed 0; use threads >= 1"),
         ("pretrain shapes --sed 1", "Unknown option: --sed. Did you mean --seed?"),
         ("pretrain shape", 'Did you mean "shapes"?'),
+        ("up --host ::1", "--host is '::1'; use 0.0.0.0, or an IPv4 address or name of this host"),
+        ("up --host http://h", "--host is 'http://h'; use 0.0.0.0, or an IPv4 address or name"),
         ("--verion", 'Unknown command "--verion"'),
     ],
 )
