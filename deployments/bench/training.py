@@ -1,5 +1,6 @@
 """Commands of ``digen bench`` that train: comparisons, and what the repository keeps of runs."""
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -108,7 +109,7 @@ def learning(
 
     config = config_of(tokens, "digen bench learning")
     names = layouts_of(layout or ["elastic", "tcss"])
-    _check_metric(metric, config)
+    _check(metric, seeds, config)
 
     from digen_core.preflight.run import check_inputs
 
@@ -140,7 +141,7 @@ def algorithms(
         metric: Of the evaluations before and after training.
     """
     config = config_of(tokens, "digen bench algorithms")
-    _check_metric(metric, config)
+    _check(metric, seeds, config)
 
     from digen_core.preflight.run import check_inputs
 
@@ -157,8 +158,10 @@ def algorithms(
     return 0
 
 
-def _check_metric(metric: str, config: RunConfig) -> None:
-    """Raise UserError unless a metric is the reward or of one of the config's rewards."""
+def _check(metric: str, seeds: Sequence[int] | None, config: RunConfig) -> None:
+    """Raise UserError unless a metric is of the config's rewards or their sum, and seeds are."""
+    is_right = all(0 <= seed < 2**63 for seed in seeds or ())
+    require_all(seeds=(seeds, is_right, "numbers from 0, below 2^63"))
     if metric != "reward" and metric.partition("/")[0] not in config.rewards:
         raise UserError(
             f"--metric is {metric}; use reward, or REWARD/COMPONENT with one of the config's "

@@ -52,8 +52,14 @@ def shapes_edit(
 
 def _check_pretraining(out: Path, seed: int, threads: int) -> None:
     require_free(out)
-    if threads < 1 or seed < 0:
-        raise UserError(f"--threads is {threads} and --seed {seed}; use threads >= 1, seed >= 0")
+    if threads < 1:
+        raise UserError(f"--threads is {threads}; use 1 or more")
+    _check_seed(seed)
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed is {seed}; use 0 <= seed < 2^63")
 
 
 def make_tiny(
@@ -79,8 +85,7 @@ def make_tiny(
         seed: Same seed, same weights.
     """
     require_free(folder)
-    if seed < 0:
-        raise UserError(f"--seed is {seed}; use 0 or more")
+    _check_seed(seed)
     if kind not in ("", *FAMILIES[family].kinds):
         raise UserError(
             f"--kind is {kind}; of {family} use {' or '.join(FAMILIES[family].kinds) or 'none'}"
