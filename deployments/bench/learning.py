@@ -29,6 +29,7 @@ from flows.post_train import post_train
 from flows.runtime.observers import watching
 
 SERIAL = "serial"
+STYLES = ("-", "--", ":")  # of the first ways, and of those that have their colours again
 SMOOTHING = 9  # iterations that a point of a curve is the mean of
 
 
@@ -136,13 +137,19 @@ def print_ways(ways: Sequence[Way], metric: str, config: RunConfig, console: Con
 
 
 def draw(ways: Sequence[Way], title: str) -> Figure:
-    """Return one smoothed curve for each way and seed, in the colour of the way."""
+    """Return one smoothed curve for each way and seed, in the colour and style of the way."""
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    for way, colour in zip(ways, LINE_COLOURS, strict=False):
+    for place, way in enumerate(ways):
+        look: dict[str, Any] = {
+            "color": LINE_COLOURS[place % len(LINE_COLOURS)],
+            "linewidth": 1.2,
+            "alpha": 0.8,
+        }
+        style = STYLES[place // len(LINE_COLOURS) % len(STYLES)]
         for number, values in enumerate(way.curves.values()):
             label = way.name if number == 0 else None
-            axes.plot(smoothed(values), color=colour, label=label, linewidth=1.2, alpha=0.8)
+            axes.plot(smoothed(values), style, label=label, **look)
     axes.set_xlabel("iteration")
     axes.set_title(f"{title} (means of {SMOOTHING} iterations)", loc="left", fontsize=11)
     axes.grid(alpha=0.3)

@@ -6,6 +6,7 @@ from rich.console import Console
 from deployments.bench.algorithms import SETTINGS, config_of
 from deployments.bench.learning import Way, draw, print_ways, smoothed
 from digen_core.config.load import load_config
+from digen_core.control.layout import LAYOUTS
 from digen_core.rollout.steps import steps_of_iteration
 from support.paths import ROOT
 
@@ -27,6 +28,14 @@ def test_means_and_spreads_by_hand(capsys):
     (axes,) = draw(ways, "reward").axes
     assert len(axes.lines) == 6
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["serial", "tcss"]
+
+
+def test_however_many_ways_there_are_each_has_a_curve_that_is_told_from_others():
+    names = ["serial", *LAYOUTS]
+    (axes,) = draw([Way(name, {0: 0.5}, {0: [1.0, 2.0]}) for name in names], "reward").axes
+    assert [line.get_label() for line in axes.lines] == names
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == len(names)
 
 
 def test_smoothing_is_over_the_iterations_around():
