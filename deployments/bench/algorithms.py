@@ -13,8 +13,12 @@ from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from deployments.views.terminal import borderless, terminal
+from digen_core.config.load import describe
 from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 
 SDE: Final = {"transition": "flow_sde", "noise_level": 0.7}
 WINDOW: Final = {"window": (4, 0, 7)}
@@ -42,7 +46,7 @@ def config_of(name: str, config: RunConfig, seed: int) -> RunConfig:
     """Return a config with one algorithm's settings and another seed.
 
     Raises:
-        ValidationError: the settings do not fit the config.
+        UserError: the settings do not fit the config.
     """
     rollout, algorithm = SETTINGS[name]
     tree = config.model_dump()
@@ -50,7 +54,10 @@ def config_of(name: str, config: RunConfig, seed: int) -> RunConfig:
     tree["rollout"] |= rollout
     tree["algorithm"] = {"type": name.partition(",")[0], **algorithm}
     tree["schedule"] = {"layout": "disaggregated"}  # some wait for all rewards
-    return RunConfig.model_validate(tree)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{name} does not fit the config: {describe(error)}") from error
 
 
 def main(config: RunConfig, names: Sequence[str], seeds: Sequence[int], metric: str) -> None:

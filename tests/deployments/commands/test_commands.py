@@ -40,6 +40,10 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench learning job.toml --layout tps", "there is no layout tps"),
         ("bench learning job.toml --metric hps/score", "--metric is hps/score; use reward, or"),
         ("bench algorithms job.toml --only ppo", "--only names 'ppo'; use some of 'flow_grpo',"),
+        (
+            "bench algorithms job.toml --only ddpo --rollout.num-steps 4 --algorithm.window null",
+            "ddpo does not fit the config: algorithm.window (size, low, high) is",
+        ),
         ("bench learning job.toml --seeds 0 -1", "--seeds is [0, -1]; use numbers from 0, below"),
         ("bench algorithms job.toml --seeds -1", "--seeds is [-1]; use numbers from 0, below 2^63"),
         ("bench algorithms job.toml --metric hps/score", "--metric is hps/score; use reward, or"),
