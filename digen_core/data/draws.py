@@ -123,6 +123,7 @@ def prompts_of_refills(
     from digen_core.seeding import REFILL, numpy_generator_for
 
     drawable = [prompt for prompt in prompts if prompt.weight]
-    others = [prompt for prompt in drawable if prompt not in own] or drawable
+    texts = {prompt.text for prompt in own}  # of a million others few are compared in full
+    others = [p for p in drawable if p.text not in texts or p not in own] or drawable
     order = numpy_generator_for(seed, REFILL, iteration).permutation(len(others))
     return [others[order[place % len(others)]] for place in range(rounds * len(own))]

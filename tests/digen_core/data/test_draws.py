@@ -105,6 +105,16 @@ def test_other_prompts_take_the_place_of_an_iterations_own(number, count, rounds
     assert len(set(texts[:num_new])) == num_new  # none twice while there are others
 
 
+def test_few_prompts_are_compared_in_full_with_an_iterations_own(monkeypatch):
+    prompts = [*named(500), Prompt("3", {"n": 1})]
+    own, compared, equals = prompts[:20], [], Prompt.__eq__
+    expected = [prompt for prompt in prompts if prompt not in own]
+    monkeypatch.setattr(Prompt, "__eq__", lambda a, b: compared.append(a) or equals(a, b))
+    others = prompts_of_refills(prompts, own, 0, 25, seed=3)[: len(expected)]
+    assert len(compared) <= 21 * 20
+    assert sorted(map(str, others)) == sorted(map(str, expected))
+
+
 def test_epochs_and_seeds_are_shuffled_differently():
     prompts = named(20)
     orders = {tuple(dealt(prompts, 5, 20)[20 * epoch : 20 * epoch + 20]) for epoch in range(5)}
