@@ -1,14 +1,16 @@
 """Rewards in a run's folder: curves of training, evaluations, and the noise."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ValidationError
 
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import config_of_run
-from digen_core.config.rewards import relative
+from digen_core.config.rewards import RewardConfig, relative
 from digen_core.errors import ConfigError, UserError
 from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
@@ -23,8 +25,8 @@ Curves = dict[str, dict[int, float]]
 def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
     """Return the mean reward, and the share of exact images where one is rewarded.
 
-    The reward is without those that compare the samples of a group, whose means tell nothing; there
-    may be none.
+    They are those of the metrics: of groups that have all their numbers. The reward is without
+    those that compare the samples of a group, whose means tell nothing; there may be none.
 
     Returns:
         The means over the samples of each iteration, and their standard errors over its groups.
@@ -38,18 +40,38 @@ def reward_curves(run_dir: Path) -> tuple[Curves, Curves]:
         return {}, {}
     except (ValueError, OSError) as error:
         raise UserError(f"cannot read the samples of {run_dir}: {error}") from error
-    samples = _without_relative(samples, run_dir)
+    rewards = _rewards_of(run_dir)
+    samples = _without_relative(_without_dropped(samples, rewards), rewards)
+    if not samples.num_rows:
+        return {}, {}
     names = [name for name in samples.column_names if name == "reward" or name.endswith("/exact")]
     curves = {name: _means(samples, name, ["iteration"]) for name in names}
     return curves, {name: _errors(samples, name) for name in names}
 
 
-def _without_relative(samples: pa.Table, run_dir: Path) -> pa.Table:
-    """Return the samples with the reward of which means over groups can be compared, if any."""
+def _rewards_of(run_dir: Path) -> Mapping[str, RewardConfig]:
+    """Return the rewards of a run's config; none if it is not there, or of another digen."""
     try:
-        rewards = config_of_run(run_dir).rewards
-    except ConfigError:  # the config is not there, or of another version of digen
-        return samples
+        return config_of_run(run_dir).rewards
+    except ConfigError:
+        return {}
+
+
+def _without_dropped(samples: pa.Table, rewards: Mapping[str, RewardConfig]) -> pa.Table:
+    """Return the samples without those of groups that were dropped, as they lack a number."""
+    lacking = samples["nonfinite"].is_valid()
+    if needed := [name for name, reward in rewards.items() if reward.on_failure == "drop"]:
+        from digen_core.rewards.failures import FAILED  # torch takes seconds to import
+
+        for mark in {f"{name}/{FAILED}" for name in needed}.intersection(samples.column_names):
+            lacking = pc.or_(lacking, pc.greater(samples[mark], 0))
+    first = pc.multiply(samples["iteration"].cast(pa.int64()), 2**32)
+    groups = pc.add(first, samples["group"].cast(pa.int64()))
+    return samples.filter(pc.invert(pc.is_in(groups, groups.filter(lacking).combine_chunks())))
+
+
+def _without_relative(samples: pa.Table, rewards: Mapping[str, RewardConfig]) -> pa.Table:
+    """Return the samples with the reward of which means over groups can be compared, if any."""
     if not relative(rewards):
         return samples
     from digen_core.rewards.relative import without_relative  # torch takes seconds to import

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,27 @@ def test_a_run_without_samples_has_no_curves(run_dir):
         "The run keeps no samples, or has no reward of"
         in (run_dir / "report" / "report.html").read_text()
     )
+
+
+@pytest.mark.parametrize("why", ["NaN", "no score"])
+def test_curves_are_without_groups_that_were_dropped(run_dir, why):
+    shapes = {"type": "shapes", "on_failure": "drop"}
+    config = RunConfig.model_validate({"rewards": {"shapes": shapes}})
+    (run_dir / "config.json").write_text(config.model_dump_json())
+    marked = [replace(row(k), rewards=row(k).rewards | {"shapes/failed": 0.0}) for k in (0, 1)]
+    black = replace(marked[1], group=1, reward=0.0, trained=False)
+    other = replace(black, sample=1)
+    if why == "NaN":
+        black = replace(black, nonfinite="latent at step 3")
+    else:
+        black = replace(black, rewards=black.rewards | {"shapes/failed": 1.0})
+    write_samples(run_dir / "samples", 0, marked[:1])
+    write_samples(run_dir / "samples", 1, [marked[1], black, other])
+    means, _ = reward_curves(run_dir)
+    assert means["reward"] == {1: 0.25, 2: 0.75}
+    write_samples(run_dir / "samples", 0, [replace(black, iteration=0)])
+    write_samples(run_dir / "samples", 1, [black, other])
+    assert reward_curves(run_dir) == ({}, {})
 
 
 def test_scores_that_compare_the_samples_of_a_group_have_no_curve(run_dir):
