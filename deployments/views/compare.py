@@ -57,12 +57,18 @@ def last_value(run: RunData, name: str) -> float | None:
     return points[-1][1] if points else None
 
 
+def last_error(run: RunData, name: str) -> float | None:
+    """Return the standard error of the last value of a metric; None if that one has none."""
+    points, errors = run.metrics.get(name), dict(run.metrics.get(error_of(name), []))
+    return errors.get(points[-1][0]) if points else None
+
+
 def change_of(first: RunData, second: RunData, name: str) -> Change | None:
     """Return the difference of two runs' last values, as if their prompts were different ones."""
     before, after = last_value(first, name), last_value(second, name)
     if before is None or after is None:
         return None
-    errors = (last_value(run, error_of(name)) for run in (first, second))
+    errors = (last_error(run, name) for run in (first, second))
     return unpaired_change(after - before, *errors)
 
 
@@ -149,7 +155,7 @@ def _cell(name: str, run: RunData) -> str:
     if not values:
         return MISSING
     curve = f"{sparkline(values, SPARK_WIDTH)} " if len(values) > 2 else ""
-    return curve + with_error(f"{values[-1]:.4g}", last_value(run, error_of(name)), ".2g")
+    return curve + with_error(f"{values[-1]:.4g}", last_error(run, name), ".2g")
 
 
 def draw_curves(runs: Sequence[RunData], names: Sequence[str]) -> Figure:

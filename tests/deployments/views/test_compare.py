@@ -4,13 +4,16 @@ import shutil
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from deployments.cli import run
+from deployments.views.compare import change_of, print_comparison
 from digen_core.config.run import RunConfig
+from digen_core.maths.statistics import Change
 from digen_core.records import EvaluationReport, IterationRecord
 from support.small_disk import small_disk
 from tasks.tracking import Tracker
-from tasks.tracking.history import read_run
+from tasks.tracking.history import RunData, read_run
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,16 @@ def runs(tmp_path_factory):
 
 def words(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
+
+
+def test_a_last_value_without_a_standard_error_has_not_that_of_an_iteration_before(capsys):
+    error = "standard_error/reward/mean"
+    before = RunData("a", {}, {}, {"reward/mean": [(1, 0.5)], error: [(1, 0.125)]}, None)
+    metrics = {"reward/mean": [(1, 0.25), (2, 0.75)], error: [(1, 0.125)]}
+    after = RunData("b", {}, {}, metrics, None)  # one group had all its numbers
+    assert change_of(before, after, "reward/mean") == Change(0.25, None)
+    print_comparison([before, after], ["reward/mean"], Console(width=100))
+    assert ["reward/mean", "0.5", "±", "0.12", "0.75", "+0.25"] in words(capsys.readouterr().out)
 
 
 def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
