@@ -46,10 +46,11 @@ def changes(config: RunConfig, cluster: Cluster) -> list[Change]:
 
 def _changed(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     """Yield clusters of a device, or of a whole gang, more or less."""
-    seen = set[str]()
+    seen, has_sites = set[str](), len({group.site for group in cluster.devices}) > 1
     for place, group in enumerate(cluster.devices):
-        size = f"{group.members} x {group.kind}" if group.members > 1 else group.kind
-        name = size if group.roles == "both" else f"{size} ({group.roles})"
+        name = f"{group.members} x {group.kind}" if group.members > 1 else group.kind
+        name += f" at {group.site}" if has_sites and group.site else ""
+        name += "" if group.roles == "both" else f" ({group.roles})"
         if name in seen:
             continue
         seen.add(name)

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections import Counter
 from itertools import accumulate
 
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from deployments.cli import run
 from deployments.operation.workers import workers_of
 from deployments.shipped import find_cluster
+from deployments.views.plans import fleet
 from deployments.views.plans.plan import plan
 from digen_core.config.run import RunConfig
 from digen_core.planning.clusters.cluster import load_cluster
@@ -390,6 +392,19 @@ def test_one_device_more_and_one_less(small, tmp_path, capsys):
     assert [own["rollout"] + own["trainers"] for own in (more, now, fewer)] == [4, 3, 2]
     hours = more["seconds"] / 3600 / 16 * 1000
     assert more["cost_per_1000_samples"] == pytest.approx((3 * 3.0 + 1.0) * hours)
+
+
+def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    groups = [f'[[devices]]\nkind = "h100"\ncount = 2\nsite = "{site}"\n' for site in "ab"]
+    (path := tmp_path / "sites.toml").write_text("".join(groups))
+    found = fleet.changes(RunConfig(), load_cluster(path))
+    counts = {own.what: Counter(device.site for device in own.best.fleet) for own in found}
+    assert counts == {
+        "as it is": {"a": 2, "b": 2},
+        **{"+1 h100 at a": {"a": 3, "b": 2}, "-1 h100 at a": {"a": 1, "b": 2}},
+        **{"+1 h100 at b": {"a": 2, "b": 3}, "-1 h100 at b": {"a": 2, "b": 1}},
+    }
 
 
 def test_the_table_of_one_device_more_says_what_is_gained(small, tmp_path, capsys):
