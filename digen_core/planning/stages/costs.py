@@ -17,7 +17,8 @@ def costs_of(
     """Return the seconds of a gang's work, on lines through one item and the most there are.
 
     A KL, and a loss that compares with another policy, ask for the velocities of a pair once
-    more. The leader decodes alone, and encodes what samples come from files.
+    more: all costs of a plan are of a reference policy that is asked in training. The leader
+    decodes alone, and encodes what samples come from files.
 
     Args:
         plan: stages at the speed of training.
@@ -31,10 +32,11 @@ def costs_of(
     again = bool(config.algorithm.kl_coefficient) + config.other_velocities
 
     decode = sizes.decode_flops / (leader_rate * faster)
+    velocities = config.velocities_with(references=False)
 
     def step(num_samples: int) -> float:
         encoding = num_samples * decode * config.encodings_per_step
-        return config.velocities_per_step * denoising.step_seconds(num_samples) + encoding
+        return velocities * denoising.step_seconds(num_samples) + encoding
 
     def pack(num_pairs: int) -> float:
         return training.pack_seconds(num_pairs) + again * training.step_seconds(num_pairs)

@@ -166,8 +166,11 @@ def test_costs_by_hand():
     assert costs.pack(1) == pytest.approx(0.09 + 0.17)
     assert costs.pack(2) == pytest.approx(0.26 + 0.04 + 0.08)
     algorithm = CONFIG.algorithm.model_copy(update={"kl_coefficient": 0.1})
-    asked = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"algorithm": algorithm}), SIZES)
+    with_kl = CONFIG.model_copy(update={"algorithm": algorithm})
+    asked = costs_of(plan, 1e14, cluster, with_kl, SIZES)
     assert asked.pack(1) == pytest.approx(0.26 + 0.09)
+    # what generation is to ask in place of training is moved there later, once
+    assert costs_of(plan, 1e14, cluster, with_kl.asking("generation"), SIZES) == asked
     prompts = CONFIG.prompts.model_copy(update={"sample_columns": ("a", "b")})
     files = costs_of(plan, 1e14, cluster, CONFIG.model_copy(update={"prompts": prompts}), SIZES)
     assert files.step(3) == pytest.approx(3 * 1e12 / 2e14 / CONFIG.rollout.num_steps)
