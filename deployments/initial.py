@@ -83,20 +83,21 @@ def _key(name: str) -> str:
 
 def cluster_text(answers: Answers) -> str:
     """Return the file of a cluster with the GPUs of this machine, a worker each."""
-    plural = "s" if answers.gpus > 1 else ""
-    lines = [f"description = {literal(f'{answers.gpus} GPU{plural} of this machine')}", ""]
+    lines = [f"description = {literal(f'{answers.gpus} GPUs of this machine')}", ""]
     lines += ["[[devices]]", 'kind = "gpu"', f"count = {answers.gpus}", "cuda = true"]
     return "\n".join(lines) + "\n"
 
 
 def write_config(path: Path, answers: Answers) -> list[Path]:
-    """Check a new config as a run's is, and write it, with a cluster file if there are GPUs.
+    """Check a new config as a run's is, and write it, with a cluster file for several GPUs.
+
+    A single GPU is shared by the workers that the run starts: a cluster is two devices or more.
 
     Raises:
         UserError: a file is there already or cannot be written, or a run would be refused.
     """
     files = {path: text_of(tree_of(answers))}
-    if answers.gpus:
+    if answers.gpus > 1:
         files[path.with_name(f"{path.stem}-cluster.toml")] = cluster_text(answers)
     for target in files:
         if target.exists():

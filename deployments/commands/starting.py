@@ -35,7 +35,7 @@ def init(
         prompts: File or folder of prompts to train on (docs/prompts.md).
         evaluation: Of others, to evaluate with; default: a tenth of those is kept for it.
         reward: Name of a reward, or module:function of your own; may be given several times.
-        gpus: Of this machine; with some, a cluster file is written, too, for 'digen up'.
+        gpus: Of this machine; with several, a cluster file is written, too, for 'digen up'.
     """
     from deployments.initial import Answers, ask, write_config
     from digen_core.config.families import FAMILIES
@@ -63,7 +63,7 @@ def init(
         sys.stdout.write(f"{path}\n")
     start = f"digen train {quote(str(file))}"
     sys.stdout.write(f"all its keys       digen config show {quote(str(file))}\n")
-    if count:
+    if len(written) > 1:
         sys.stdout.write(f"start the workers  digen up {quote(str(written[1]))}\n")
         start = f"set -a; . runs/up/env; set +a; {start}"
     sys.stdout.write(f"train              {start}\n")

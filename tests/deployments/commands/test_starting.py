@@ -75,6 +75,17 @@ def test_prompts_of_your_own_keep_a_part_for_evaluations_and_gpus_get_a_cluster(
     assert "gpu" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_what_init_says_to_start_with_can_be_started(here, gpus, capsys):
+    assert run(["init", "mine.toml", "--model", "digen:models/shapes", "--gpus", gpus]) == 0
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    clusters = [words[-1] for words in told if "up" in words]
+    assert clusters == ([] if gpus == "1" else ["mine-cluster.toml"])
+    assert all(run(["cluster", "show", cluster]) == 0 for cluster in clusters)
+    assert (["train", "digen", "train", "mine.toml"] in told) == (gpus == "1")
+    assert [path.name for path in sorted(here.glob("*.toml"))] == [*clusters, "mine.toml"]
+
+
 def test_on_a_full_disk_no_half_config_is_left(here, capsys):
     with small_disk(100):
         assert run(["init"]) == 2
