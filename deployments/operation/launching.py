@@ -84,8 +84,11 @@ def _elsewhere(cluster: Cluster) -> list[Worker]:
 
 
 def _over_ssh(worker: Worker, command: str) -> str:
-    """Return the line that starts a command in the background on a worker's host."""
+    """Return the line that starts a command in the background on a worker's host.
+
+    It reads nothing: what a shell that is given the lines by a pipe has not read yet is its own.
+    """
     log = shlex.quote(str(FOLDER / f"{worker.name}.log"))
     there = f"cd {shlex.quote(str(Path.cwd()))}; {USE_ENVIRONMENT}; "
     start = f"{there}nohup env {command} >{log} 2>&1 &"
-    return f"ssh {shlex.quote(worker.host or '')} {shlex.quote(start)}"
+    return f"ssh -n {shlex.quote(worker.host or '')} {shlex.quote(start)}"

@@ -63,9 +63,13 @@ def cluster(tmp_path):
 
 
 def commands_in(script: str) -> list[tuple[str, str]]:
-    """Run a script with an ssh that only prints; return host and command of each call."""
-    shim = 'ssh() { printf "%s\\0%s\\0" "$1" "$2"; }\n'
-    done = subprocess.run(["bash", "-c", shim + script], capture_output=True, text=True, check=True)
+    """Pipe a script to a shell, as is documented, and return host and command of each ssh.
+
+    That only prints, and reads what it is given as ssh does: without -n the rest of the script.
+    """
+    reads = 'if [ "$1" = -n ]; then shift; else cat >/dev/null; fi'
+    shim = f'ssh() {{ {reads}; printf "%s\\0%s\\0" "$1" "$2"; }}\n'
+    done = subprocess.run(["bash"], input=shim + script, capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")[:-1]
     return list(zip(words[::2], words[1::2], strict=True))
 

@@ -185,7 +185,7 @@ def test_a_script_starts_spares_on_their_hosts(tmp_path, way):
     text = text.replace("count = 5", "count = 10")
     script = files_for(cluster_in(tmp_path, text), way, tls=True)["workers.sh"]
     lines = [line for line in script.splitlines() if "-spare-" in line]
-    assert [line.split()[1] for line in lines] == [*"eeffgg"] if way == "ssh" else [*"efg"]
+    assert [line.split()[2] for line in lines] == [*"eeffgg"] if way == "ssh" else [*"efg"]
     for line in lines:
         words = " ".join(f"{resource}=1" for resource in LEFT)
         assert words in line
