@@ -1,12 +1,15 @@
 """Means of a cluster beside its devices: SLURM, Kubernetes, and the links between sites."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from digen_core.control.costs import Link
 from digen_core.planning.clusters.groups import Name
 from digen_core.strict import Strict
+
+LEAST_MEMORY: Final = 10**6
+"""Bytes of a job: SLURM knows none that are smaller than 1 KiB."""
 
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,@/-]*$", max_length=255)]
 """Stands in a line of a job script."""
@@ -35,6 +38,14 @@ class SlurmConfig(Strict):
 
     constraints: dict[Name, SlurmFeature] = Field(default={})
     """Features of the nodes that have devices of a kind, by kind: ``sbatch --constraint``."""
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, memory: str) -> str:
+        number, unit = memory.rstrip("KMGTiB"), memory.lstrip("0123456789.")
+        if float(number) * 1000 ** (1 + "KMGT".index(unit[0])) < LEAST_MEMORY:
+            raise ValueError("a worker takes 1MB and more")
+        return memory
 
 
 class KubernetesConfig(Strict):

@@ -238,6 +238,15 @@ def test_a_gpus_name_is_written_with_hyphens(tmp_path):
     assert costs.kinds["NVIDIA-A100-SXM4-40GB"] == LINE
 
 
+@pytest.mark.parametrize("memory", ["0GB", "1KB", "0.0001MB"])
+def test_slurm_is_asked_for_some_memory(memory, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{MIXED}\n[slurm]\nmemory = "{memory}"\n')
+    told = rf"slurm.memory: a worker takes 1MB and more \(got '{memory}'\)"
+    with pytest.raises(UserError, match=told):
+        load_cluster(path)
+
+
 def test_one_device_is_too_few(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 1 }]')
