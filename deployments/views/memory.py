@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from deployments.views.size import Quantities, counted, short
+from deployments.views.size import Quantities, counted
 from digen_core.config.run import RunConfig
+from digen_core.inputs.text import short
 from digen_core.planning.capacity import GB
 from digen_core.planning.memory import Memory
 from digen_core.planning.memory_count import memory_of

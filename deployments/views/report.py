@@ -16,6 +16,7 @@ from deployments.views.terminal import plain, terminal
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.inputs.text import short
 from digen_core.records import Span
 from digen_core.trace.charts import draw_curves, draw_idle
 from digen_core.trace.gaps import CAUSES, Gap, clip, idle_gaps
@@ -221,8 +222,8 @@ def _verdict(trace: RunTrace) -> str:
     predicted = trace.prediction.predicted_seconds
     measured = median(window.seconds for window in trace.windows.values())
     return (
-        f"Layout {trace.prediction.layout}: {predicted:.3g} s an iteration predicted, "
-        f"{measured:.3g} s measured (median), error {predicted / measured - 1:+.1%}"
+        f"Layout {trace.prediction.layout}: {short(predicted)} s an iteration predicted, "
+        f"{short(measured)} s measured (median), error {predicted / measured - 1:+.1%}"
     )
 
 
@@ -230,8 +231,7 @@ def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Iterable[i
     predicted = prediction.predicted_seconds
     measured = [(number, trace.windows[number].seconds) for number in shown]
     rows = [
-        [f"{k + 1}", f"{predicted:.3g}", f"{t:.3g}", f"{predicted / t - 1:+.1%}"]
-        for k, t in measured
+        [f"{k + 1}", short(predicted), short(t), f"{predicted / t - 1:+.1%}"] for k, t in measured
     ]
     return Table(("iteration", "predicted seconds", "measured seconds", "error"), rows)
 

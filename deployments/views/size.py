@@ -10,6 +10,7 @@ from rich.console import Console
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.inputs.text import short
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.sizes import Sizes, sizes_of
 
@@ -113,8 +114,3 @@ def quantities(found: Sizes) -> Quantities:
         ("embeddings of a prompt", "MB"): found.embedding_bytes / 1e6,
     }
     return {key: short(value) for key, value in values.items()}
-
-
-def short(value: float) -> str:
-    """Return a number with three digits, or all there are before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""Text that others wrote, fit to be shown: by a terminal, which takes some characters as orders."""
+"""Texts and numbers, fit to be shown: a terminal takes some characters of others as orders."""
 
 import re
 from typing import Final
@@ -10,3 +10,8 @@ _ORDERS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u20
 def printable(text: str) -> str:
     """Return a text with a replacement character for each that is an order to what shows it."""
     return _ORDERS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def short(value: float, digits: int = 3) -> str:
+    """Return a number of 0 or more with so many digits, or all there are before the point."""
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"

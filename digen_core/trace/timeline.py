@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from digen_core.control.protocol import Device
+from digen_core.inputs.text import short
 from digen_core.records import Span
 from digen_core.trace.gaps import Gap
 from digen_core.trace.kinds import READYING
@@ -65,7 +66,7 @@ def draw_timeline(
         busy = _busy_shares(gaps, devices, window)
         _write_shares(axes, devices, busy)
         mean = sum(busy.values()) / len(busy)
-        axes.set_title(f"{name}: {window.seconds:.3g} s, devices busy {mean:.0%}", loc="left")
+        axes.set_title(f"{name}: {short(window.seconds)} s, devices busy {mean:.0%}", loc="left")
         _add_legend(figure, shown, gaps, height)
     return figure
 

@@ -14,6 +14,7 @@ from deployments.views.plans.table import table_of
 from deployments.views.terminal import terminal
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.inputs.text import short
 from digen_core.planning.clusters.cluster import Cluster
 
 
@@ -98,9 +99,9 @@ def _cells(change: Change, now: Row) -> list[str]:
         change.what,
         best.layout,
         f"{best.rollout}:{best.trainers}" if best.trainers else "both",
-        f"{best.seconds:.4g}",
+        short(best.seconds, 4),
         f"{best.samples_per_second / now.samples_per_second - 1:+.1%}",
-        f"{best.cost_per_1000_samples:.3g}",
+        short(best.cost_per_1000_samples),
         f"{best.cost_per_1000_samples / before - 1:+.1%}" if before else "-",
     ]
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from deployments.views.plans.row import ASKING, Row
 from deployments.views.terminal import borderless, terminal
+from digen_core.inputs.text import short
 from digen_core.planning.spending import Objective, Spent
 from digen_core.trace.gaps import CAUSES
 
@@ -96,9 +97,9 @@ def _print_frontier(rows: Sequence[Row], spent: Spent, console: Console) -> None
         [
             row.devices,
             row.layout,
-            f"{row.seconds:.4g}",
-            f"{row.spent(spent) * row.samples_per_second * row.seconds / 1000:.3g}",
-            f"{row.spent(spent):.3g}",
+            short(row.seconds, 4),
+            short(row.spent(spent) * row.samples_per_second * row.seconds / 1000),
+            short(row.spent(spent)),
             "best" if row is rows[0] else "",
         ]
         for row in ordered
@@ -203,10 +204,10 @@ def _cells(row: Row) -> list[str]:
         f"{row.helpers}/{row.assistants}",
         f"{row.stale_share:.0%}{f' x{row.max_staleness}' if row.max_staleness > 1 else ''}",
         f"{row.fragment_size}/{row.pack_size}",
-        f"{row.seconds:.4g}",
-        f"{row.samples_per_second:.3g}",
-        f"{row.cost_per_1000_samples:.2g}",
-        f"{row.kwh_per_1000_samples:.2g}",
+        short(row.seconds, 4),
+        short(row.samples_per_second),
+        short(row.cost_per_1000_samples, 2),
+        short(row.kwh_per_1000_samples, 2),
     ]
 
 

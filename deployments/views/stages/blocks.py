@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deployments.views.size import Quantities, reading_settings, short
+from deployments.views.size import Quantities, reading_settings
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.gang.degrees import check_stages
+from digen_core.inputs.text import short
 from digen_core.models.image_size import read_settings
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.stages.blocks import chain_of

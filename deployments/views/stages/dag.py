@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from deployments.views.size import short
 from digen_core.config.run import RunConfig
 from digen_core.gang.runs import runs_of
+from digen_core.inputs.text import short
 from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.operators import Operators
 from digen_core.trace.drawing import COLOURS

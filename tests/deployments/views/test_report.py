@@ -90,6 +90,12 @@ def test_a_prediction_is_judged(run_dir, capsys):
     assert page.count('<td class="number">-10.0%</td>') == 2
 
 
+def test_a_long_iteration_is_shown_in_whole_seconds(run_dir, capsys):
+    (run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 12345.6}')
+    run(["report", str(run_dir)])
+    assert "Layout gap: 12346 s an iteration predicted, " in capsys.readouterr().out
+
+
 def test_a_run_without_samples_has_no_curves(run_dir):
     for path in (run_dir / "samples").iterdir():
         path.unlink()

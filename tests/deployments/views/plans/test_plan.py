@@ -1,6 +1,7 @@
 """`digen plan`: its table, its JSON, the config it prints, and wrong input in one line."""
 
 import json
+import re
 import tomllib
 from collections import Counter
 from itertools import accumulate
@@ -392,6 +393,15 @@ def test_one_device_more_and_one_less(small, tmp_path, capsys):
     assert [own["rollout"] + own["trainers"] for own in (more, now, fewer)] == [4, 3, 2]
     hours = more["seconds"] / 3600 / 16 * 1000
     assert more["cost_per_1000_samples"] == pytest.approx((3 * 3.0 + 1.0) * hours)
+
+
+def test_large_numbers_of_a_plan_are_shown_whole(small, tmp_path, capsys):
+    cluster = tmp_path / "dear.toml"
+    text = PRICED.replace("price_per_hour = ", "price_per_hour = 1234")
+    cluster.write_text(re.sub(r"per_item = (\S+)", r"per_item = \1e5", text))
+    for more in ((), ("--fleet",)):
+        assert run(["plan", small, "--cluster", str(cluster), *more]) == 0
+        assert not re.search(r"\de\+\d", capsys.readouterr().out)
 
 
 def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatch):
