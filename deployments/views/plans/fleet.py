@@ -16,6 +16,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.inputs.text import short
 from digen_core.planning.clusters.cluster import Cluster
+from digen_core.planning.clusters.groups import DeviceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,12 @@ def _changed(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
             continue
 
 
-def _with(cluster: Cluster, groups: list[object]) -> Cluster:
-    return Cluster.model_validate({**dict(cluster.to_plan), "devices": tuple(groups)})
+def _with(cluster: Cluster, groups: list[DeviceGroup]) -> Cluster:
+    """Return a cluster with other devices, and the links between the sites that they have."""
+    sites = {group.site for group in groups}
+    links = tuple(own for own in cluster.links if own.link.sites <= sites)
+    changed = {"devices": tuple(groups), "links": links}
+    return Cluster.model_validate({**dict(cluster.to_plan), **changed})
 
 
 def print_changes(found: list[Change], title: str, console: Console | None = None) -> None:

@@ -417,6 +417,19 @@ def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatc
     }
 
 
+def test_the_last_device_of_a_site_may_go_with_its_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    groups = [
+        f'[[devices]]\nkind = "{kind}"\ncount = {count}\nsite = "{site}"\n'
+        for kind, count, site in (("h100", 2, "a"), ("l40s", 1, "b"))
+    ]
+    link = '[[links]]\nbetween = ["a", "b"]\ngbit_per_second = 1.0\n'
+    (path := tmp_path / "sites.toml").write_text("".join([*groups, link]))
+    found = {own.what: own.best for own in fleet.changes(RunConfig(), load_cluster(path))}
+    assert (len(found["+1 l40s at b"].fleet), len(found["+1 l40s at b"].links)) == (4, 1)
+    assert (len(found["-1 l40s at b"].fleet), found["-1 l40s at b"].links) == (2, ())
+
+
 def test_the_table_of_one_device_more_says_what_is_gained(small, tmp_path, capsys):
     cluster = tmp_path / "priced.toml"
     cluster.write_text(PRICED)
