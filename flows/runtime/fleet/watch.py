@@ -2,7 +2,7 @@
 
 | gone     the scheduler has the worker no more, or has another process of its name
 | broken   the members of a gang cannot go on together, as one of its tasks said
-| frozen   no heartbeat for cluster.heartbeat_timeout seconds, in two looks
+| frozen   no heartbeat for cluster.heartbeat_timeout seconds, in all looks of three seconds
 | hung     one of its tasks takes longer than it may, though the process answers
 
 Only what is known is said here; :mod:`flows.runtime.fleet.losses` acts on it.
@@ -90,7 +90,7 @@ class Watch:
         self._config = config
         self._lock = Lock()
         self._tasks: dict[UUID, _Watched] = {}
-        self._silent: set[str] = set()  # addresses, at the last look
+        self._silent: dict[str, float] = {}  # address -> when a look found it so, and all since
         self._broken: dict[str, str] = {}  # address -> why
         self._next_look = 0.0
 
@@ -149,14 +149,15 @@ class Watch:
         Raises:
             SchedulerLostError: the scheduler does not answer.
         """
-        workers = present_workers(self._client)
-        self._next_look = monotonic() + LOOK_SECONDS
-        silent = {
-            address
+        workers, now = present_workers(self._client), monotonic()
+        self._next_look = now + LOOK_SECONDS
+        self._silent = {
+            address: self._silent.get(address, now)
             for address, worker in workers.items()
             if worker.silent_seconds > self._config.heartbeat_timeout
         }
-        frozen, self._silent = silent & self._silent, silent  # our own process may have stood still
+        # Not at once: our own process may have stood still, and has to hear of them first.
+        frozen = {at for at, since in self._silent.items() if now >= since + LOOK_SECONDS}
         lost, slow = dict[str, str](), list[str]()
         scoring = {w.name: w.address for w in workers.values() if not w.resources.isdisjoint(pools)}
         for name, address in {**scoring, **addresses}.items():

@@ -19,12 +19,17 @@ def worker(name, address, silent=0.2, executing=None, resources=("rollout",)):
 
 @pytest.fixture
 def look(monkeypatch):
-    """Return a function that looks at a cluster of some workers, and the watch."""
-    shown = {}
+    """Return a function that looks at a cluster of some workers, and the watch.
+
+    Looks are as far apart as they are in a run, but for those that are told to come sooner.
+    """
+    shown, clock = {}, [100.0]
+    monkeypatch.setattr(watch, "monotonic", lambda: clock[0])
     monkeypatch.setattr(watch, "present_workers", lambda client: dict(shown))
     it = Watch(None, ClusterConfig())
 
-    def show(*workers, pools=()):
+    def show(*workers, pools=(), after=watch.LOOK_SECONDS):
+        clock[0] += after
         shown.clear()
         shown.update({each.address: each for each in workers})
         return it.look(ADDRESSES, pools)
@@ -55,6 +60,16 @@ def test_a_worker_is_frozen_if_two_looks_find_it_silent(look):
     silent = worker("rollout-0", "tcp://a:1", silent=21.0)
     assert not show(silent, BOTH[1]).lost  # it may be our own process that stood still
     assert dict(show(silent, BOTH[1]).lost) == {"rollout-0": "has sent no heartbeat for 21 s"}
+
+
+def test_looks_that_follow_at_once_count_as_one(look):
+    """As after a task that failed: our process may have stood still, and hears of nobody yet."""
+    show, _ = look
+    silent = worker("rollout-0", "tcp://a:1", silent=21.0)
+    assert not show(silent, BOTH[1]).lost
+    for _ in range(2):
+        assert not show(silent, BOTH[1], after=0.1).lost
+    assert show(silent, BOTH[1]).lost.keys() == {"rollout-0"}
 
 
 def test_one_silent_look_is_forgiven(look):
