@@ -138,8 +138,8 @@ def following(control: Control, flow_run_id: UUID) -> Iterator[None]:
                     while not ended.is_set():
                         control.see(client.read_flow_run(flow_run_id), client)
                         ended.wait(POLL_SECONDS)
-            except (HTTPError, PrefectException, RuntimeError):
-                continue  # a server that is down is asked again
+            except (HTTPError, PrefectException, RuntimeError, ValueError):
+                continue  # a server that is down, or whose proxy answers for it, is asked again
 
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
         context = copy_context()

@@ -1,6 +1,8 @@
 """What is asked of a run in Prefect, as its loop sees it."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from queue import Queue
 from uuid import uuid4
 
 import pytest
@@ -52,6 +54,27 @@ def test_a_pause_holds_the_run_until_it_is_resumed(see):
     assert not seen.held
     assert len(nudges) == 2
     seen.check()
+
+
+def test_an_answer_that_is_none_of_prefects_is_asked_for_again(monkeypatch):
+    """As where a proxy answers for a server that is away: a pause after it was not heard of."""
+    paused = FlowRun(flow_id=uuid4(), state=Paused())
+    answers = iter([ValueError("<html> is no flow run")])
+
+    class Client(Server):
+        def read_flow_run(self, flow_run_id):
+            found = next(answers, paused)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    monkeypatch.setattr(control, "get_client", lambda **_: nullcontext(Client()))
+    monkeypatch.setattr(control, "POLL_SECONDS", 0.01)
+    heard = Queue()
+    seen = Control(heard.put)
+    with control.following(seen, uuid4()):
+        heard.get(timeout=60)
+    assert seen.held
 
 
 def test_the_uis_pause_of_a_run_without_deployment_can_be_resumed(see):
