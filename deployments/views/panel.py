@@ -149,7 +149,7 @@ def _metrics(progress: Progress) -> Section:
                 label_of(name),
                 value_text(name, first) if name in first else "",
                 value_text(name, last),
-                Text(sparkline(progress.trends[name], TREND_WIDTH), style="cyan"),
+                Text(sparkline(progress.trend(name), TREND_WIDTH), style="cyan"),
                 verdict_in_short(change_between(name, first, last)),
             )
         )

@@ -60,8 +60,8 @@ class Progress:
     num_finished: int = 0
     first: dict[str, float] = field(default_factory=dict)  # metrics of the first iteration
     last: dict[str, float] = field(default_factory=dict)  # and of the last; nothing before it
-    #: Of what is worth a line, the values in the iterations that have it.
-    trends: dict[str, list[float]] = field(default_factory=dict)
+    #: Of what is worth a line, the value in each iteration that has it.
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)  # of each iteration
     idle: dict[str, dict[str, float]] = field(default_factory=dict)  # of the last iteration
     #: By tag, in order: the first, and the last ones.
@@ -83,8 +83,11 @@ class Progress:
         """Note a finished iteration. Its samples are not kept, of its metrics what is shown."""
         self.version = record.version
         self.num_finished = record.iteration + 1
+        for of_name in self.values.values():
+            for again in range(record.iteration, next(reversed(of_name), -1) + 1):
+                of_name.pop(again, None)  # a run that went back to a checkpoint
         for name in headlines(record.metrics):
-            self.trends.setdefault(name, []).append(record.metrics[name])
+            self.values.setdefault(name, {})[record.iteration] = record.metrics[name]
         self.first, self.last = self.first or record.metrics, record.metrics
         self.seconds.append(record.seconds)
         self.idle = record.idle
@@ -94,6 +97,10 @@ class Progress:
         self.evaluations[tag] = report
         for old in list(self.evaluations)[1:-LAST_EVALUATIONS]:
             del self.evaluations[old]
+
+    def trend(self, name: str) -> list[float]:
+        """Return the values of a metric in the iterations that have it, in order."""
+        return list(self.values.get(name, {}).values())
 
     @property
     def fraction(self) -> float:

@@ -56,7 +56,7 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     if progress.warnings:
         lines = [f"- **Warning:** {inline(text)}" for text in progress.warnings[-SHOWN:]]
         parts.append("\n".join(lines))
-    rewards = [value for value in progress.trends.get("reward/mean", []) if math.isfinite(value)]
+    rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
     if rewards:
         svg = line_chart("mean reward of each iteration", rewards)
         parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
@@ -133,7 +133,7 @@ def _metrics_table(progress: Progress) -> str:
     lines = ["| metric | first | last | change | trend |", "|---|---:|---:|---|---|"]
     for name in headlines(last):
         before = value_text(name, first) if name in first else ""
-        trend = sparkline(progress.trends[name], 32)
+        trend = sparkline(progress.trend(name), 32)
         cells = [before, value_text(name, last), verdict(change_between(name, first, last)), trend]
         lines.append(f"| {_label(name)} | {' | '.join(cells)} |")
     lines += [

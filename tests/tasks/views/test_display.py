@@ -37,5 +37,14 @@ def test_of_each_iteration_only_what_is_shown_is_kept():
         progress.add_iteration(IterationRecord(index, index + 1, 1.5, metrics))
         del metrics
     assert [own() is not None for own in made] == [True, False, True]
-    assert progress.trends == {"reward/mean": [0.0, 0.25, 0.5]}
+    assert progress.trend("reward/mean") == [0.0, 0.25, 0.5]
     assert (progress.first["reward/mean"], progress.last["reward/mean"]) == (0.0, 0.5)
+
+
+def test_iterations_that_are_done_again_count_once():
+    """As where a run went back to its last checkpoint."""
+    progress = Progress(RunConfig())
+    for index, reward in ((0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3), (1, 0.5), (2, 0.6)):
+        progress.add_iteration(IterationRecord(index, index + 1, 1.5, {"reward/mean": reward}))
+    assert progress.trend("reward/mean") == [0.0, 0.5, 0.6]
+    assert progress.trend("train/kl") == []
