@@ -149,24 +149,27 @@ def parse_json(text: str) -> Any:
             a key twice.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_with_each_key_once)
+        return load_json(text, object_pairs_hook=_with_each_key_once)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
-    if text.count("[") + text.count("{") > _MOST_LEVELS:
-        _require_levels(found)
-    return found
 
 
-def _require_levels(found: object) -> None:
-    """Raise ValueError for what Python 3.14 can parse, but not show: thousands of levels."""
-    level = [found]
+def load_json(text: str, **options: Any) -> Any:
+    """Return what a JSON text says, as ``json.loads`` does.
+
+    Raises:
+        ValueError: it is none.
+        RecursionError: it nests too deeply; from 3.14 on Python could parse it, but not show it.
+    """
+    found = json.loads(text, **options)
+    level = [found] if text.count("[") + text.count("{") > _MOST_LEVELS else []
     for _ in range(_MOST_LEVELS):
         lists = [own for own in level if isinstance(own, list)]
         tables = [own.values() for own in level if isinstance(own, dict)]
         level = [*chain(*lists, *tables)]
         if not level:
-            return
-    raise ValueError("it nests too deeply")
+            return found
+    raise RecursionError
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from digen_core.data.prompts import Metadata
+from digen_core.inputs.reading import load_json
 from digen_core.rewards.pixels import as_file
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -116,7 +117,7 @@ def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
         ValueError: it is not what the protocol says.
     """
     try:
-        tree: Any = json.loads(data)
+        tree = load_json(data.decode(json.detect_encoding(data), "surrogatepass"))
     except RecursionError as error:
         raise ValueError("answered lists in lists in lists, which JSON's reader cannot") from error
     if not isinstance(tree, Mapping) or "score" not in tree:

@@ -291,11 +291,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(server):
 
 def test_numbers_that_are_none_are_refused(server):
     for text, message in (
-        # Python 3.14 can read them.
-        (
-            "[" * 30_000 + "]" * 30_000,
-            r"answered (lists in lists in lists|\[{80}\.\.\., not an obj)",
-        ),
+        ("[" * 30_000 + "]" * 30_000, "answered lists in lists in lists"),
         ('{"score": [1, 1, 1, 1, 1' + "0" * 400 + "]}", "an integer that is too large for a numb"),
         ('{"score": [1, 1, 1, 1, 1' + "0" * 9000 + "]}", "answered what is not JSON: Exceeds"),
     ):
