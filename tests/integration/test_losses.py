@@ -716,7 +716,7 @@ def test_workers_turn_again_and_again(live, monkeypatch, layout):
 
 
 @pytest.mark.operation
-def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch):
+def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
     """That is no failure of the flow run in which it was made ready."""
     newcomers = []
 
@@ -736,6 +736,7 @@ def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch):
         found = [run for run in client.read_flow_runs() if run.name.endswith("-join-rollout-9")]
     told = "the worker was lost, or the run has ended"
     assert [(run.state_name, run.state.message) for run in found] == [("Cancelled", told)]
+    assert "Traceback" not in caplog.text
 
 
 @pytest.fixture

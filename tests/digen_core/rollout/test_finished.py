@@ -99,6 +99,7 @@ def test_one_that_is_not_a_number_is_named_and_becomes_0(policy):
     assert found.nonfinite[0] == "latent at step 3", "what came first is told"
     assert found.nonfinite[2] == f"margin at the noise level of step {LEVELS[0]}"
     assert all(values[2] == 0 and values.isfinite().all() for values in found.margins.values())
+    assert found.references == last.references
     others = {own.name for own in fields(last)} - {"margins", "references", "nonfinite"}
     assert all(getattr(found, own) is getattr(last, own) for own in others)
 
