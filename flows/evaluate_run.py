@@ -77,14 +77,18 @@ def evaluate_run(
                 notify(reopened, "restored", f"{error}; it is read from its checkpoint again")
             except DamagedError as error:
                 reopened.progress.is_damaged(newest_checkpoint(reopened))
-                notify(reopened, "restored", f"{error}; the one before is evaluated")
+                _tell_left_out(reopened, error)
 
 
 def tell_of_damaged(run: RunContext) -> None:
     """Say which checkpoints are seen to be damaged and newer than the one that is evaluated."""
     _, damaged = last_checkpoint(run.run_dir / CHECKPOINTS_OF_RUN)
     for error in damaged:
-        notify(run, "restored", f"{error}; the one before is evaluated")
+        _tell_left_out(run, error)
+
+
+def _tell_left_out(run: RunContext, error: DamagedError) -> None:
+    notify(run, "restored", f"{error}; the one before is evaluated")
 
 
 def tell_of_changed_prompts(run: RunContext, *, own: bool) -> None:

@@ -72,11 +72,12 @@ def _form(client: Client, device: Device, config: RunConfig) -> None:
     """Make the workers of a device a gang: they may still be that of another run."""
     if device.size == 1:
         return
-    workers = present_workers(client).items()
-    at, own = next(((at, own) for at, own in workers if own.name == device.name), ("", None))
-    if own is None or own.lacks:
+    workers = {worker.name: worker for worker in present_workers(client).values()}
+    leader = workers.get(device.name)
+    if leader is None or leader.lacks:
         raise WorkerLostError(f"a member of the gang {device.name} was lost before it was measured")
-    form_gang(client, at, list(own.followers.values()), config.cluster.heartbeat_timeout)
+    followers = list(leader.followers.values())
+    form_gang(client, leader.address, followers, config.cluster.heartbeat_timeout)
 
 
 def _as_measured(config: RunConfig, costs: Costs) -> Costs:

@@ -86,11 +86,12 @@ def go_on(
     try:
         client = MlflowClient(uri)
         found = client.get_run(run_id)
-        if _is_copied(run_dir, found):
-            tags = _tags(run_dir, None) | {COPY_TAG: run_id}
-            info = _made(client, found.info.experiment_id, config, run_dir.name, tags)
-            return client, Spool.restart(run_dir, _run_of(uri, info))
-        client.set_tag(run_id, FOLDER_TAG, str(run_dir.resolve()))  # it may have moved
+        if (began_in := found.data.tags.get(FOLDER_TAG)) != str(run_dir.resolve()):
+            if began_in is not None and _is_of(Path(began_in), run_id):
+                tags = _tags(run_dir, None) | {COPY_TAG: run_id}
+                info = _made(client, found.info.experiment_id, config, run_dir.name, tags)
+                return client, Spool.restart(run_dir, _run_of(uri, info))
+            client.set_tag(run_id, FOLDER_TAG, str(run_dir.resolve()))  # it moved
         logged = () if spool else _logged_in(client, found.info)
     except MlflowError as error:
         raise UserError(
@@ -100,16 +101,13 @@ def go_on(
     return client, Spool.create(run_dir, _run_of(uri, found.info), logged)
 
 
-def _is_copied(run_dir: Path, run: Run) -> bool:
-    """Say whether a folder is a copy: that in which its run of MLflow began is there, and its."""
-    began_in = Path(run.data.tags.get(FOLDER_TAG, run_dir))
-    if began_in == run_dir.resolve():
-        return False
+def _is_of(folder: Path, mlflow_run_id: str) -> bool:
+    """Say whether a folder is there, and that of a run of MLflow."""
     try:
-        spool = Spool.open(began_in)
+        spool = Spool.open(folder)
     except OSError:  # another user's
         return False
-    return spool is not None and spool.run.mlflow_run_id == run.info.run_id
+    return spool is not None and spool.run.mlflow_run_id == mlflow_run_id
 
 
 def _logged_in(client: MlflowClient, run: RunInfo) -> set[str]:

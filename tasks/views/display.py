@@ -84,8 +84,8 @@ class Progress:
         self.version = record.version
         self.num_finished = record.iteration + 1
         for of_name in self.values.values():
-            for again in range(record.iteration, next(reversed(of_name), -1) + 1):
-                of_name.pop(again, None)  # a run that went back to a checkpoint
+            while next(reversed(of_name), -1) >= record.iteration:
+                of_name.popitem()  # the run went back to a checkpoint
         for name in headlines(record.metrics):
             self.values.setdefault(name, {})[record.iteration] = record.metrics[name]
         self.first, self.last = self.first or record.metrics, record.metrics
