@@ -17,6 +17,7 @@ Who waits for whom:
 | a task                  | its inputs and its device                        | Dask
 | a newcomer's thread     | the model to load beside the run                 | its flow run, `join`
 | Conductor.complete      | the iteration's record to be published           | its flow run
+| an iteration's record   | that of the one before to be published           | Conductor, Endings
 | records, MLflow         | each other, never a device                       | RunContext.publishing
 
 An iteration's flow run is opened while the iteration before works, so that its start-up, and the
@@ -27,7 +28,7 @@ the loop, in the thread of the run's own flow.
 from collections import deque
 from collections.abc import Sequence
 from queue import Empty
-from time import monotonic, time
+from time import time
 from types import TracebackType
 from typing import Self
 
@@ -51,6 +52,7 @@ from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import Joined, JoinFailed
 from flows.runtime.fleet.roles import Turn
+from flows.runtime.iterations.endings import SETTLE_SECONDS, Endings
 from flows.runtime.iterations.open_iteration import OpenIteration, Published
 from flows.runtime.iterations.round import Ended
 from flows.runtime.iterations.runs import IterationRuns, RunEnded
@@ -62,10 +64,6 @@ from flows.runtime.workload import next_workload, schedule_of
 from tasks.runner.completions import Completion
 
 POLL_SECONDS = 1.0
-SETTLE_SECONDS = 0.1
-"""A finished flow run ends that much later: what it has to do then would keep the devices waiting
-for their next tasks."""
-
 LEAD_SECONDS = 1.5
 LEAD_SHARE = 0.25
 """The next flow run is opened that long, or that share of an iteration, before the last one's
@@ -99,8 +97,7 @@ class Conductor:
         self._runs = IterationRuns(run, self._first)
         self._opened: dict[int, OpenIteration] = {}  # and not finished
         self._num_offered = self._first
-        # Finished, and since when, but it has not settled or a task of it runs.
-        self._ending: list[tuple[float, OpenIteration, Ended]] = []
+        self._endings = Endings()
         self._published: set[int] = set()
         self._last_seconds = 0.0  # of the iteration that finished last
         self._changes = FleetChanges(run, self._executor, self._controller, self._memory.write)
@@ -155,8 +152,7 @@ class Conductor:
     ) -> None:
         """End all flow runs: with the error those that have begun, as cancelled the others."""
         self._memory.write("the run ended" if error is None else _end_of(error))
-        for _, opened, ended in self._ending:
-            opened.outcome.set_result(ended)
+        self._endings.end_all()
         failure = None if is_stop(error) else error
         for opened in self._opened.values():
             opened.abandon(failure)
@@ -232,7 +228,7 @@ class Conductor:
         ended = Ended(
             run.progress.version, self._last_seconds, run.price_per_second, run.progress.spent
         )
-        self._ending.append((monotonic(), opened, ended))
+        self._endings.add(opened, ended)
         if index + 1 < self._num_offered:
             self._opened[index + 1].begun = now  # before, the devices were not its own
             self._opened[index + 1].turn.set()
@@ -242,13 +238,8 @@ class Conductor:
         self._run.progress.charged(self._run.price_per_second, time())
 
     def _end(self) -> None:
-        """Let settled flow runs end, unless a task shows there whose end would not be heard."""
-        for ending in list(self._ending):
-            finished, opened, ended = ending
-            has_settled = monotonic() >= finished + SETTLE_SECONDS
-            if self.limit_reached or (has_settled and not self._executor.is_running(opened)):
-                self._ending.remove(ending)
-                opened.outcome.set_result(ended)
+        """Let flow runs end that can."""
+        self._endings.end(self._executor.is_running, at_once=self.limit_reached is not None)
 
     # --- the loop -------------------------------------------------------------------------
 
@@ -260,7 +251,7 @@ class Conductor:
         self._changes.recompute()
         self._memory.look()
         try:
-            timeout = SETTLE_SECONDS if self._ending else POLL_SECONDS
+            timeout = SETTLE_SECONDS if self._endings else POLL_SECONDS
             message = self._run.inbox.get(timeout=timeout)
         except Empty:
             self._end()

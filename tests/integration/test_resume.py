@@ -58,9 +58,9 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
 
     stop_at_the_third_version(config_of("disaggregated", 1, 1))
     folder = only_run(tree)
-    # The third is done again, and so is the fourth, if that had ended before the run did.
+    # The third is done again; the fourth, which may have ended before the run did, was not kept.
     kept = sorted(file.name for file in (folder / "samples").iterdir())
-    assert kept in ([f"iteration-{index:06d}.parquet" for index in range(n)] for n in (3, 4))
+    assert kept == [f"iteration-{index:06d}.parquet" for index in range(3)]
 
     layout = "disaggregated" if case == "the history of rewards" else "tsp"  # needs all rewards
     config = config_of(layout, 2, 2)

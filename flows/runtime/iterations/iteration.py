@@ -49,8 +49,9 @@ def iteration(run_id: str, index: int) -> State | None:
         ended = opened.outcome.result()
     if ended is None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
-    record = recorder.record(ended, num_steps_per_task)
-    publish_iteration(run, record, opened.reward_history)
+    with opened.publishing():
+        record = recorder.record(ended, num_steps_per_task)
+        publish_iteration(run, record, opened.reward_history)
     notify_of_clipping(run, record)
     require_numbers(run, index, is_barren=recorder.is_barren)
     learn_costs(run, record.spans, record.crossings)

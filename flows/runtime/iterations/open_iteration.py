@@ -1,7 +1,8 @@
 """An iteration whose flow run is open, and what its tasks have made so far."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from threading import Event
@@ -40,6 +41,7 @@ class OpenIteration:
     steps_per_task: int
     context: Context = field(default_factory=copy_context)  # tasks submitted in it are the run's
     outcome: "Future[Ended | None]" = field(default_factory=Future)  # None: it was cancelled
+    published: "Future[bool]" = field(default_factory=Future)  # whether its record was
     turn: Event = field(default_factory=Event)  # the devices are its own
     notified: bool = False  # of a reward that failed
     begun: float = 0.0  # when the devices were free for it
@@ -89,6 +91,16 @@ class OpenIteration:
             for steps, future in self.segments[block.fragment][-1 if only_last else 0 :]
             if only_last or block.step in steps
         )
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Tell whether what is done in the block, the publishing of the record, succeeded."""
+        try:
+            yield
+        except BaseException:
+            self.published.set_result(False)
+            raise
+        self.published.set_result(True)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """End the flow run: with the error if the iteration has begun, else as cancelled."""
