@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from time import monotonic
 from typing import Final
 
@@ -25,7 +25,8 @@ class Endings:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, OpenIteration, Ended]] = deque()
-        self._last: OpenIteration | None = None  # that was let end
+        # Whether the last that was let end was published; itself would hold on to what it made.
+        self._published: Future[bool] | None = None
 
     def __bool__(self) -> bool:
         """Whether there are iterations that are over and were not let end yet."""
@@ -51,8 +52,8 @@ class Endings:
     def end_all(self) -> None:
         """Let all end, as the run does; wait until all but the last are published."""
         while self._waiting:
-            if self._last is not None:
-                wait([self._last.published], PUBLISH_SECONDS)
+            if self._published is not None:
+                wait([self._published], PUBLISH_SECONDS)
             if not self._is_published():
                 for _, opened, _ in self._waiting:
                     opened.abandon()
@@ -62,8 +63,10 @@ class Endings:
 
     def _is_published(self) -> bool:
         """Return whether the last that was let end has published its record."""
-        return self._last is None or (self._last.published.done() and self._last.published.result())
+        last = self._published
+        return last is None or (last.done() and last.result())
 
     def _end_first(self) -> None:
-        _, self._last, ended = self._waiting.popleft()
-        self._last.outcome.set_result(ended)
+        _, opened, ended = self._waiting.popleft()
+        self._published = opened.published
+        opened.outcome.set_result(ended)

@@ -1,5 +1,6 @@
 """The ends of iterations: records are published in order, and none after one that was not."""
 
+import weakref
 from threading import Thread
 
 import pytest
@@ -54,6 +55,15 @@ def test_none_ends_before_one_of_which_a_task_runs(ending, iterations, monkeypat
     assert outcomes(iterations) == [False, False, False]
     ending.end(lambda opened: False, at_once=False)
     assert outcomes(iterations) == [ENDED, False, False]
+
+
+def test_what_an_iteration_made_is_let_go_of_when_it_has_ended(iterations):
+    ending, opened = Endings(), iterations.pop()
+    made = weakref.ref(opened)
+    ending.add(opened, ENDED)
+    ending.end(lambda opened: False, at_once=True)
+    del opened
+    assert made() is None
 
 
 def test_none_ends_before_it_has_settled(ending, iterations):
