@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from diffusers import AutoModel, FlowMatchEulerDiscreteScheduler
 from diffusers.loaders import HunyuanVideoLoraLoaderMixin
+from numpy.typing import NDArray
 from PIL import ImageOps
 from PIL.Image import Image, Resampling, alpha_composite
 from PIL.Image import new as new_image
@@ -80,8 +81,7 @@ class TrainedPipeline:
             together = 1 if alone else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together
         if self._config["shift"] is not None:
-            steps = settings["num_inference_steps"]
-            settings["sigmas"] = np.linspace(1.0, 1 / steps, steps)
+            settings["sigmas"] = _even(settings["num_inference_steps"])
         size = settings["width"], settings["height"]
         calls: list[dict[str, Any]] = [{"prompt": own} for own in (prompts if alone else [prompts])]
         if "image" in columns:
@@ -146,14 +146,28 @@ class _AtNamedLevels(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
     levels: list[float]
 
     def set_timesteps(
-        self,
-        num_inference_steps: int | None = None,
-        device: Any = None,
-        sigmas: Any = None,
-        mu: float | None = None,
+        self, num_inference_steps: int = 0, device: Any = None, sigmas: Any = None, **_: Any
     ) -> None:
         """Take the named levels."""
         super().set_timesteps(sigmas=self.levels, device=device)
+
+
+class _Shifted(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+    """Euler's steps at even noise levels that are shifted once, also where a number is all it gets.
+
+    Of a number of steps diffusers' own shifts the lowest level twice: Wan's pipelines give that.
+    """
+
+    def set_timesteps(
+        self, num_inference_steps: int = 0, device: Any = None, sigmas: Any = None, **_: Any
+    ) -> None:
+        """Take the levels, or even ones."""
+        levels = _even(num_inference_steps) if sigmas is None else sigmas
+        super().set_timesteps(sigmas=levels, device=device)
+
+
+def _even(num_steps: int) -> NDArray[np.float64]:
+    return np.linspace(1.0, 1 / num_steps, num_steps)
 
 
 def _scheduler_of(config: dict[str, Any]) -> Any:
@@ -162,9 +176,7 @@ def _scheduler_of(config: dict[str, Any]) -> Any:
         scheduler = _AtNamedLevels()
         scheduler.levels = config["sigmas"]
         return scheduler
-    if config["shift"] is not None:
-        return FlowMatchEulerDiscreteScheduler(shift=config["shift"])
-    return None
+    return None if config["shift"] is None else _Shifted(shift=config["shift"])
 
 
 def _make_load_loras(pipeline: Any) -> None:

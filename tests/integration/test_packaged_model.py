@@ -189,13 +189,15 @@ def test_adapters_that_a_run_started_from_are_folded_in(tiny_families, tmp_path)
     assert np.abs(expected_of(pipeline, "flux", PROMPTS) - expected).max() > 1
 
 
-def test_a_schedule_of_ones_own_goes_with_the_model(tiny_families, tmp_path):
-    folder, weights = tiny_families["flux"], tmp_path / "lora"
-    trained(folder, "flux", weights)
-    model = packaged(folder, "flux", weights, tmp_path / "model", shift=3.0)
+@pytest.mark.parametrize("family", ["flux", "wan", "ltx2"])
+def test_a_schedule_of_ones_own_goes_with_the_model(family, tiny_families, tmp_path):
+    """Of pipelines whose call takes noise levels, takes a number of steps only, and shifts them."""
+    folder, weights, size = tiny_families[family], tmp_path / "lora", {"width": 64}
+    trained(folder, family, weights, **size)
+    model = packaged(folder, family, weights, tmp_path / "model", shift=3.0, **size)
     pipeline = model.get_raw_model()
     model.predict({"prompt": ["a red circle"]})
-    sigmas = load_tiny(folder, "flux", shift=3.0).sigmas(3)
+    sigmas = load_tiny(folder, family, shift=3.0, **size).sigmas(3)
     torch.testing.assert_close(pipeline.scheduler.sigmas, sigmas)
 
 
