@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -34,7 +35,8 @@ class Experts(nn.Module):
         """
         super().__init__()
         self.transformer, self.transformer_2 = high, low
-        self.boundary = boundary
+        # As noise levels are: torch compares with it so, and Python would not.
+        self.boundary = float(np.float32(boundary))
         self._trains = trained
         self.is_high = trained != "low"  # whose turn it is: where there are no numbers, its own
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,6 +123,19 @@ def test_each_expert_has_its_noise_levels_and_its_scale_of_guidance(folder):
         )
         expected = away + (3.0 if is_high else 2.0) * (towards - away)
         torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=1e-5)
+
+
+def test_a_boundary_that_float32_has_not_is_one_for_batches_and_for_packs(folder, tmp_path):
+    """I2V-A14B's is 0.9, which is a level of its steps with a shift of 3."""
+    shutil.copytree(folder, tmp_path / "model")
+    index = tmp_path / "model" / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"boundary_ratio": 0.9}))
+    policy = load_tiny(str(tmp_path / "model"), "wan-a14b", parts=TRAINER_PARTS, shift=3.0)
+    levels = policy.sigmas(4)[:-1]
+    assert levels[1] == np.float32(0.9)
+    for level, is_high in zip(levels, (True, True, False, False), strict=True):
+        assert policy.transformer.sides(level[None]) == [(is_high, None)]
+        assert policy.part_at(float(level)) == 1 - is_high
 
 
 def test_the_second_scale_is_the_first_one_if_none_is_named(folder):
