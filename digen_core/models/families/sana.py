@@ -67,9 +67,13 @@ class SanaPolicy(PipelinePolicy):
         return lines
 
     def wrapped(self, prompts: list[str]) -> tuple[list[str], int]:
-        """Return the prompts behind the instruction, all of which but its first token is before."""
+        """Return the prompts behind the instruction, all of which but its first token is before.
+
+        The pipeline strips them, and makes them lower case.
+        """
         before = "\n".join(self._instruction)
-        return [before + own for own in prompts], len(self.pipeline.tokenizer.encode(before)) - 2
+        texts = [before + own.lower().strip() for own in prompts]
+        return texts, len(self.pipeline.tokenizer.encode(before)) - 2
 
     def embed(self, prompts: list[str]) -> Condition:
         """Return ``prompt_embeds`` [B, L, D] and ``mask`` [B, L]."""

@@ -49,6 +49,15 @@ def velocity_of(policy, embeds) -> torch.Tensor:
         return policy.velocity(x, torch.linspace(0.2, 0.9, 3), embeds)
 
 
+def test_tokens_are_counted_of_what_the_pipeline_makes_of_a_prompt(folder):
+    """It strips it, and makes it lower case: the letter İ becomes two."""
+    policy = load_tiny(folder, "sana", max_sequence_length=40)
+    prompts = ["a red circle", "  A RED CIRCLE \n", "İstanbul"]
+    counts = policy.num_tokens(prompts)
+    assert counts == policy.embed(prompts)["mask"].sum(1).tolist()
+    assert counts[0] == counts[1]
+
+
 def test_samples_are_the_stock_pipelines(folder, tiny_families):
     policy = load_tiny(folder, "sana")
     prompts = [*map(Prompt, PROMPTS)]
