@@ -80,6 +80,7 @@ class TrainedPipeline:
         if "negative_prompt" in settings:  # Z-Image takes one for each
             together = 1 if alone else len(prompts)
             settings["negative_prompt"] = [settings["negative_prompt"]] * together
+            settings |= _embedded_negatives(pipeline, settings)
         if self._config["shift"] is not None:
             settings["sigmas"] = _even(settings["num_inference_steps"])
         size = settings["width"], settings["height"]
@@ -217,6 +218,17 @@ def _cutting(pipeline: Any, length: int) -> Iterator[None]:
 
     with patch.object(pipeline, "encode_prompt", cut):
         yield
+
+
+@torch.no_grad()
+def _embedded_negatives(pipeline: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what guidance steers away from as a pipeline takes it that takes no text: FLUX.2's."""
+    takes = inspect.signature(pipeline.__call__).parameters
+    if "negative_prompt" in takes or "negative_prompt_embeds" not in takes:
+        return {}
+    texts, length = settings["negative_prompt"], settings["max_sequence_length"]
+    embeds, _ = pipeline.encode_prompt(texts, max_sequence_length=length)
+    return {"negative_prompt_embeds": embeds}
 
 
 def _isolate(transformer: Any) -> None:

@@ -100,8 +100,12 @@ def expected_of(pipeline, family, prompts, **call):
     call |= OF_KIND.get(family, {})
     if family_of(family) in VIDEO_FAMILIES:
         call["num_frames"] = frames_of(family)
-    if family not in ("hunyuan_video", "flux2"):  # whose pipelines take none
-        call["negative_prompt"] = [NEGATIVE] * len(prompts)
+    negatives = [NEGATIVE] * len(prompts)
+    if family == "flux2":
+        embeds, _ = pipeline.encode_prompt(negatives, max_sequence_length=TOKENS)
+        call["negative_prompt_embeds"] = embeds.detach()
+    elif family != "hunyuan_video":  # whose pipeline takes none
+        call["negative_prompt"] = negatives
     if family == "hunyuan_video15":
         call = prepared_hunyuan_15(pipeline, call)
     call |= {"num_inference_steps": 3, "output_type": "pil"}
