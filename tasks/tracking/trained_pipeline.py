@@ -273,8 +273,13 @@ def _showing(pipeline: Any, size: tuple[int, int]) -> Iterator[None]:
     """Have an editor show its transformer images as large as samples, as the run did.
 
     Qwen-Image-Edit's pipelines choose a size near 1024 x 1024 by themselves, and take none, and
-    HunyuanVideo 1.5's one that videos have, too.
+    HunyuanVideo 1.5's one that videos have, too. FLUX.2's shrink images of more than 1024 x 1024.
     """
+    images = getattr(pipeline, "image_processor", None)
+    if hasattr(images, "_resize_to_target_area"):
+        with patch.object(images, "_resize_to_target_area", lambda image, area: image):
+            yield
+        return
     if hasattr(pipeline, "guider"):
         width, height = size
         chosen = patch.object(

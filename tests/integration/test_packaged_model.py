@@ -246,6 +246,22 @@ def test_an_editor_is_given_several_images(tiny_families, tmp_path):
     assert np.abs(both - np.asarray(expected)).max() <= 1 < np.abs(both - one).max()
 
 
+def test_flux2_is_shown_images_as_large_as_samples(tiny_families):
+    """By itself its pipeline shrinks those of more than 1024 x 1024 pixels."""
+    pipeline, size = stock(tiny_families["flux2"]), (1200, 1024)
+    shown = []
+
+    def note(images, **size):
+        shown.append((*images.size, size["width"], size["height"]))
+        raise LookupError
+
+    pipeline.image_processor.preprocess = note
+    for as_in_the_run in (nullcontext(), trained_pipeline._showing(pipeline, size)):
+        with as_in_the_run, pytest.raises(LookupError):
+            pipeline(prompt="a red circle", image=Image.new("RGB", size))
+    assert shown == [(1108, 945, 1104, 944), (1200, 1024, 1200, 1024)]
+
+
 def test_the_scale_of_qwen_image_guides(tiny_families, tmp_path):
     """Its pipeline takes a ``guidance_scale``, too, which is for models distilled with one."""
     folder, weights = tiny_families["qwen_image"], tmp_path / "lora"
