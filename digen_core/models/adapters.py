@@ -46,7 +46,7 @@ def fold_adapters(pipeline: Any, adapters: Mapping[str, AdapterConfig]) -> None:
         except ConfigError:
             raise
         except Exception as error:  # files of all kinds fail in all ways
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"{label} cannot be loaded: {reason[:300]}") from error
         pipeline.unload_lora_weights()
         transformer.requires_grad_(False)

@@ -122,6 +122,17 @@ def test_an_adapter_that_fits_in_part_is_refused(
         load_tiny(tiny_families["flux"], "flux", adapters={"x": {"path": str(tmp_path)}})
 
 
+def test_an_error_without_words_is_told_by_its_kind(tiny_families, tmp_path):
+    """diffusers asserts that a LoRA of kohya's is as wide as FLUX.1."""
+    name = "lora_unet_single_blocks_0_linear1"
+    sides = {"down": torch.zeros(2, 64), "up": torch.zeros(7 * 64, 2)}
+    weights = {f"{name}.lora_{own}.weight": value for own, value in sides.items()}
+    narrow = {"narrow": {"path": str(tmp_path / "narrow.safetensors")}}
+    save_file(weights | {f"{name}.alpha": torch.tensor(2.0)}, narrow["narrow"]["path"])
+    with pytest.raises(UserError, match=r"narrow\.safetensors\) cannot be loaded: AssertionErr"):
+        load_tiny(tiny_families["flux"], "flux", adapters=narrow)
+
+
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
