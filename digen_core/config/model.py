@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from digen_core.config.cuts import CutConfig
@@ -254,8 +255,12 @@ class ModelConfig(Strict):
 
     def guidance_at(self, sigma: float) -> float | None:
         """Return the scale that ``guidance_schedule`` has at a noise level; None: it has none."""
-        scales = [scale for level, scale in self.guidance_schedule if sigma < level]
-        return scales[-1] if scales else None
+        number = self.num_levels_above(sigma)
+        return self.guidance_schedule[number - 1][1] if number else None
+
+    def num_levels_above(self, sigma: float) -> int:
+        """Return how many levels of the schedule, rounded as steps' own, a noise level is below."""
+        return sum(sigma < float(np.float32(level)) for level, _ in self.guidance_schedule)
 
     def require_pipeline(self, index: object) -> None:
         """Check which pipeline a model is, as its index says.

@@ -1,8 +1,8 @@
 """Guidance: forward passes with and without, and which rows of a batch have which scale.
 
 A schedule (``model.guidance_schedule``) may leave noise levels without classifier-free guidance, as
-a limited interval does (arXiv:2404.07724). Levels are compared as Python's numbers, in rollout and
-training alike.
+a limited interval does (arXiv:2404.07724). Levels are compared as Python's numbers, rounded to
+float32, in rollout and training alike.
 
 Axes: B samples.
 """
@@ -33,7 +33,7 @@ class GuidedVelocities(PromptEncoder):
         """
         if not self.guided:
             return 0
-        return sum(sigma < level for level, _ in self.config.guidance_schedule)
+        return self.config.num_levels_above(sigma)
 
     def velocity(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Map latents [B, ...] at noise levels [B] to velocities [B, ...] in ``latent_dtype``.

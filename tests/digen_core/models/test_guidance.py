@@ -84,16 +84,18 @@ def test_two_experts_have_a_scale_by_noise_level(tiny_families):
         torch.testing.assert_close(found[row], of_scales[which][row], rtol=0, atol=1e-5)
 
 
-def test_a_level_is_on_one_side_in_a_batch_and_by_itself(tiny_families):
-    """0.7 in float32 is a little less than 0.7."""
+@pytest.mark.parametrize("named", [0.7, 0.8])
+def test_a_level_is_not_below_itself_in_a_batch_and_by_itself(tiny_families, named):
+    """0.7 in float32 is a little less than 0.7, and 0.8 a little more than 0.8."""
     policy = load_tiny(
-        tiny_families["sd3"], "sd3", guidance_scale=1.0, guidance_schedule=((0.7, 3.0),)
+        tiny_families["sd3"], "sd3", guidance_scale=1.0, guidance_schedule=((named, 3.0),)
     )
-    (level,) = torch.tensor([0.7]).tolist()
+    at, below = torch.tensor([named, named - 1e-6]).tolist()
     sizes = rows_of_passes(policy)
-    policy.velocity(*batch(policy, (0.7,)))
-    assert policy.part_at(level) == 1
-    assert sizes == [2]
+    for level, is_guided in ((at, False), (below, True)):
+        policy.velocity(*batch(policy, (level,)))
+        assert policy.part_at(level) == is_guided
+        assert sizes.pop() == 1 + is_guided
 
 
 def test_an_interval_is_what_the_stock_pipeline_does_whose_guidance_ends(tiny_families):
