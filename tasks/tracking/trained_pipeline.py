@@ -30,6 +30,7 @@ ADAPTERS = {  # files in it, by the part that each is for
     "transformer_2": "transformer_2.safetensors",
 }
 FRAMES_PER_SECOND = 16
+OF_PICTURES = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]  # to Qwen's text encoders
 PLAIN_GUIDANCE = {  # of LTX-2's pipeline, which has more by default than a run
     "stg_scale": 0.0,
     "audio_stg_scale": 0.0,
@@ -203,21 +204,36 @@ def _is_qwen_21(pipeline: Any) -> bool:
     return hasattr(pipeline, "prompt_template_t2i")
 
 
+def _is_qwen_editor(pipeline: Any) -> bool:
+    """Return whether it is one of Qwen-Image-Edit's, which read pictures before the prompt."""
+    return hasattr(pipeline, "prompt_template_encode") and hasattr(pipeline, "processor")
+
+
 @contextmanager
 def _cutting(pipeline: Any, length: int) -> Iterator[None]:
-    """Have Qwen-Image 2.1's pipeline cut prompts as the run did; by itself it cuts none."""
-    if not _is_qwen_21(pipeline):
+    """Have Qwen-Image 2.1's pipeline and editors' cut prompts as the run did: they cut none."""
+    if not (_is_qwen_21(pipeline) or _is_qwen_editor(pipeline)):
         yield
         return
-    encode = pipeline.encode_prompt
+    encode, read = pipeline.encode_prompt, list[Any]()
+    hook = pipeline.text_encoder.register_forward_pre_hook(
+        lambda _, args, named: read.append(named["input_ids"]), with_kwargs=True
+    )
 
     def cut(**given: Any) -> list[Any]:
-        *found, slots = encode(**given)  # slots of images, behind which the prompt stands
-        end = length + max((place + 1 for place, own in enumerate(slots[0]) if own), default=0)
-        return [own if own is None else own[:, :end] for own in (*found, slots)]
+        found = encode(**given)
+        if _is_qwen_21(pipeline):  # the last of them are slots of images: the prompt is behind
+            before = max((place + 1 for place, own in enumerate(found[-1][0]) if own), default=0)
+        else:
+            marks = pipeline.tokenizer.convert_tokens_to_ids(OF_PICTURES)
+            before = int(torch.isin(read[-1], torch.tensor(marks, device=read[-1].device)).sum())
+        return [own if own is None else own[:, : length + before] for own in found]
 
-    with patch.object(pipeline, "encode_prompt", cut):
-        yield
+    try:
+        with patch.object(pipeline, "encode_prompt", cut):
+            yield
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()

@@ -283,22 +283,47 @@ def test_an_editor_is_shown_what_the_run_showed_it():
     assert np.array_equal(shown, SourceImage.of(file.getvalue()).pixels(32, 48))
 
 
+def packaged_editor(path, family, folder, length, **size):
+    model = {"family": family, "path": path, "guidance_scale": 3.0, "max_sequence_length": length}
+    tree = {
+        "model": model | size,
+        "prompts": EDITED,
+        "train": {"lora": {"rank": 3}},
+        "evaluation": {"num_steps": 2},
+    }
+    package(RunConfig.model_validate(tree), folder / "lora", folder / "model")
+    return mlflow.pyfunc.load_model(str(folder / "model"), model_config={"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("model_name", "kept"),
+    [("qwen_image-edit", 30), ("qwen_image-edit-plus", 30 - len("Picture 1: "))],
+)
+def test_an_editors_prompts_are_cut_as_the_run_cuts_them(
+    tiny_families, tmp_path, model_name, kept, stock_processor
+):
+    """A token is a byte, and what is kept behind a picture's tokens are 30 of them."""
+    path, size = tiny_families[model_name], {"height": 64, "width": 80}
+    trained(path, model_name, tmp_path / "lora", source_image=True, **size)
+    model = packaged_editor(path, "qwen_image", tmp_path, 30, **size)
+    pipeline = model.get_raw_model()
+    before = pipeline.prompt_template_encode.partition("{}")[0].partition("<|vision_start|>")[0]
+    pipeline.prompt_template_encode_start_idx = len(pipeline.tokenizer(before).input_ids)
+    for number, are_same in ((kept - 1, False), (kept, True)):
+        prompts = ["x" * number + end for end in "ab"]
+        data = {"prompt": prompts, "image": [picture(0, 80, 64)] * 2}
+        one, other = map(pixels_of, model.predict(data, params={"seed": 3}))
+        assert np.array_equal(one, other) == are_same
+
+
 @pytest.mark.parametrize("model_name", [KONTEXT, "flux2", *QWEN_EDITORS, "qwen_image21"])
 def test_an_editor_is_given_images(tiny_families, tmp_path, model_name, stock_processor):
     path, family = tiny_families[model_name], family_of(model_name)
     shown, scale = nullcontext(), adapter_of(family).guidance_argument
     size = {"height": 64, "width": 80}
     trained(path, model_name, tmp_path / "lora", source_image=True, **size)
-    tree = {
-        "model": {
-            "family": family, "path": path, "guidance_scale": 3.0, "max_sequence_length": 49, **size
-        },
-        "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
-        "train": {"lora": {"rank": 3}},
-        "evaluation": {"num_steps": 2},
-    }  # fmt: skip
-    package(RunConfig.model_validate(tree), tmp_path / "lora", tmp_path / "model")
-    model = mlflow.pyfunc.load_model(str(tmp_path / "model"), model_config={"device": "cpu"})
+    length = 400 if family == "qwen_image" else 49  # with what the stock pipeline keeps beside it
+    model = packaged_editor(path, family, tmp_path, length, **size)
     images = [picture(seed, 80, 64) for seed in range(2)]
     found = model.predict({"prompt": PROMPTS, "image": images}, params={"seed": 3})
     pipeline = stock(path)
