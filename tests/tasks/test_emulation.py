@@ -19,10 +19,12 @@ from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.report import OCCUPYING
 from digen_core.sim.scenario import Scenario
 from flows.emulate import emulated_config
+from support.waiting import comes_to
 from tasks import decoding, rollout, setup, train, versions
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.listening import own_tls_settings
 from tasks.cluster.presence import present_workers
+from tasks.emulated import work
 from tasks.emulated.work import RewardServers
 from tasks.emulation import EMULATED
 from tasks.workers import EmulatedWorkers, RealWorkers
@@ -131,27 +133,36 @@ def test_jitter_is_that_of_the_work(config):
     assert steady.factor("train", 0, 1) == 1.0
 
 
-def test_reward_servers_score_so_many_samples_at_a_time():
-    servers = RewardServers(2)
+def test_reward_servers_score_so_many_samples_at_a_time(monkeypatch):
+    began, together = [], []
+
+    def score(seconds):
+        began.append(seconds)
+        together.append(comes_to(lambda: len(began) > 1))
+        time.sleep(seconds)
+
+    monkeypatch.setattr(work, "sleep", score)
     started = time.monotonic()
-    servers.score((0, 0), [0.5, 0.5, 0.5])
-    assert 1.0 <= time.monotonic() - started < 1.45
+    RewardServers(2).score((0, 0), [0.5, 0.5, 0.5])
+    assert together == [True] * 3
+    assert time.monotonic() - started >= 1.0, "the third waited for a server"
 
 
-def test_reward_servers_take_the_first_group_first():
-    servers, ended = RewardServers(1), []
-
-    def score(group):
-        servers.score((0, group), [1.0 if group == 4 else 0.5])  # the others come meanwhile
-        ended.append(group)
-
-    threads = [threading.Thread(target=score, args=(group,)) for group in (4, 3, 1)]
-    for thread in threads:
+def test_reward_servers_take_the_first_group_first(monkeypatch):
+    """A group is told by its seconds."""
+    began, go_on = [], threading.Event()
+    monkeypatch.setattr(work, "sleep", lambda group: began.append(group) or go_on.wait(60))
+    servers = RewardServers(1)
+    threads = [threading.Thread(target=servers.score, args=((0, g), [g])) for g in (4, 3, 1)]
+    threads[0].start()
+    assert comes_to(lambda: began)  # 4 is alone when it comes
+    for thread in threads[1:]:
         thread.start()
-        time.sleep(0.1)
+    assert comes_to(lambda: servers._waiting.qsize() == 2)
+    go_on.set()
     for thread in threads:
         thread.join()
-    assert ended == [4, 1, 3]  # 4 was alone when it came
+    assert began == [4, 1, 3]
 
 
 def test_best_of_n_is_refused(scenario, tmp_path):
