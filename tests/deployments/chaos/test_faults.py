@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from time import sleep
 
 import psutil
 import pytest
@@ -41,13 +40,21 @@ def test_a_frozen_process_stays_so(process, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pause", "slow"])
-def test_a_process_goes_on_afterwards(process, tmp_path, kind):
+def test_a_process_goes_on_afterwards(process, tmp_path, monkeypatch, kind):
+    seen = []
+
+    def send_and_look(pids, number):
+        send(pids, number)
+        is_stopped = number == signal.SIGSTOP
+        seen.append(comes_to(lambda: (process.status() == STOPPED) == is_stopped))
+
+    monkeypatch.setattr("deployments.chaos.faults.send", send_and_look)
     faults = Faults(tmp_path)
     faults.do(Fault(kind, ("w",), NOW, seconds=0.5), {"w": [process.pid]})
-    assert comes_to(lambda: process.status() == STOPPED)
-    sleep(1)
-    assert comes_to(lambda: process.status() != STOPPED)
-    faults.close()
+    faults.settle()
+    assert len(seen) >= 2
+    assert all(seen)
+    assert process.status() != STOPPED
 
 
 def test_what_lasts_is_undone_at_the_end(process, tmp_path):
