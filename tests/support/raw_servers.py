@@ -23,10 +23,12 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
     def serve(connection: socket.socket) -> None:
         with connection:
             data = b""
-            while b"\r\n\r\n" not in data:
-                data += connection.recv(65536)
-            requests.append(data)
             try:
+                while b"\r\n\r\n" not in data:
+                    if not (part := connection.recv(65536)):
+                        return  # the other side had enough before it said anything
+                    data += part
+                requests.append(data)
                 answer(connection, is_over)
             except OSError:
                 return  # the other side had enough
