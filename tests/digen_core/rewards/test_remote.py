@@ -197,7 +197,7 @@ def test_a_slow_server_is_given_up_and_asked_again(server):
 
     server.answers = [slow, None]
     started = time.monotonic()
-    score(server, timeout=0.2, max_attempts=2)
+    score(server, timeout=2.0, max_attempts=2)  # in which a busy machine answers, too
     assert time.monotonic() - started < 30
     server.answers = [slow]
     with pytest.raises(RewardError, match=r"gave no whole answer in 0.2 s$"):
