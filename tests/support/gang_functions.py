@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from digen_core.gang.rows import own_rows
 from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Weights
 from support.pull_source import version_of
+from support.waiting import comes_to
 from tasks import setup
 from tasks.gang import following
 from tasks.gang.together import together
@@ -105,6 +107,14 @@ def failing_in_turn(kinds: Sequence[str], seconds: Sequence[float]) -> None:
             raise ValueError(f"what went wrong on {rank}")
 
 
+@together
+def failing_beside_a_busy_leader(loaded: Path) -> None:
+    """Fail on the second member while the leader is at work, until there is a file."""
+    if dist.get_rank() > 0:
+        raise UserError("1 is too small")
+    comes_to(loaded.exists)
+
+
 def die_where_the_group_is_formed() -> None:
     """Let this follower end where it is to meet the others."""
 
@@ -134,10 +144,16 @@ def sum_of_parts(part: Held) -> float:
     return float(found)
 
 
-def sum_of_parts_after(seconds: float) -> float:
-    """Return it as a task that pauses between two commands does."""
+def sum_of_parts_at_once() -> float:
+    """Return it as a task of two commands does."""
+    return sum_of_parts(own_part())
+
+
+def sum_of_parts_between(made: Path, go_on: Path) -> float:
+    """Return it as a task that pauses between two commands, from one file until another one."""
     part = own_part()
-    time.sleep(seconds)
+    made.touch()
+    comes_to(go_on.exists)
     return sum_of_parts(part)
 
 

@@ -147,13 +147,13 @@ def test_what_a_user_has_to_change_is_told_by_the_leader_whatever_follows_it(gan
         gangs.call("g0", together.failing_in_turn, ["user", "other"], [0.0, 0.1])
 
 
-def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy(gangs, monkeypatch):
+def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy(gangs, monkeypatch, tmp_path):
     """It may load for minutes, and the run misses the follower in seconds."""
     client, follower = gangs.client, gangs.leader("g0").followers["g0.1"]
     assert told_by(client, [follower]) is None
-    failing = gangs.submit("g0", together.failing_in_turn, ["", "user"], [6.0, 0.0])
+    failing = gangs.submit("g0", together.failing_beside_a_busy_leader, tmp_path / "loaded")
     expected = "1 is too small (on member 1 of the gang)"
-    assert comes_to(lambda: told_by(client, [follower]), 4)
+    assert comes_to(lambda: told_by(client, [follower]))
     assert told_by(client, [follower]) == expected
     assert told_by(client, ["tcp://another:1"]) is None
     monkeypatch.setattr("tasks.gang.forming.RECENT_SECONDS", 0.0)
@@ -162,6 +162,7 @@ def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy(gangs, monk
     assert not failing.done()
     with pytest.raises(WorkerLostError):  # it is about to end, or has ended
         form_gang(client, gangs.leader("g0").address, [follower])
+    (tmp_path / "loaded").touch()
     with pytest.raises(UserError, match=re.escape(expected)):
         failing.result(timeout=20)
 
@@ -220,7 +221,7 @@ def test_what_was_sent_to_all_members_is_on_the_receipt_of_their_leader(gangs, b
 
 def test_a_follower_that_is_killed_breaks_its_gang_only(gangs):
     member = gangs.call("g0", together.process_ids)[1]
-    running = gangs.submit("g0", together.summed, 1.0, 30.0)
+    running = gangs.submit("g0", together.summed, 1.0, 30.0, 300)
     time.sleep(1)
     started = time.monotonic()
     os.kill(member, signal.SIGKILL)
@@ -279,16 +280,17 @@ def test_a_gang_that_is_formed_while_it_works_ends_that_first(gangs):
     assert (running.result(timeout=30), after.result(timeout=30)) == (12.0, 24.0)
 
 
-def test_a_task_of_the_last_run_does_not_command_the_gang_of_the_next(gangs):
+def test_a_task_of_the_last_run_does_not_command_the_gang_of_the_next(gangs, tmp_path):
     """The new followers do not know what it made, so they would end."""
     before = gangs.call("g0", together.process_ids)
-    running = gangs.submit("g0", together.sum_of_parts_after, 2.0)
-    time.sleep(1)
+    running = gangs.submit("g0", together.sum_of_parts_between, tmp_path / "made", tmp_path / "on")
+    assert comes_to((tmp_path / "made").exists)
     gangs.form("g0")
-    after = gangs.submit("g0", together.sum_of_parts_after, 0.0)
+    after = gangs.submit("g0", together.sum_of_parts_at_once)
+    (tmp_path / "on").touch()
     with pytest.raises(GangBrokenError, match="the gang was formed anew"):
         running.result(timeout=30)
-    assert after.result(timeout=30) == gangs.call("g0", together.sum_of_parts_after, 0.0)
+    assert after.result(timeout=30) == gangs.call("g0", together.sum_of_parts_at_once)
     assert gangs.call("g0", together.process_ids) == before
 
 
