@@ -15,6 +15,7 @@ from digen_core.config.run import RunConfig
 from support.architecture import entries_of_a_run
 from support.paths import ROOT
 from support.runs import HELD_OUT, PROMPTS, Watch, merged, tree_of
+from support.waiting import comes_to
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +27,7 @@ CHANGES = {
     "evaluation.every": 1,
     "evaluation.num_steps": "auto",
 }
+EVALUATING = "evaluating"  # begins what such a run says
 TRAINED_STEPS = [0, 1]  # of 3
 # 2 groups of 2 fragments; 8 samples at 2 steps make 4 packs of 4.
 TASKS = {"encode g00 g01"}
@@ -47,10 +49,9 @@ class Watching(Watch):
 
     def on_phase(self, text):
         self.phases.append(text)
-        deadline = time.monotonic() + 5  # the scheduler frees keys a little later
-        while len(held := states(keys_of(self.client))) > 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.keys.append(held)
+        if text.startswith(EVALUATING):  # the scheduler frees keys a little later
+            comes_to(lambda: len(states(keys_of(self.client))) <= 2)
+        self.keys.append(states(keys_of(self.client)))
 
     def on_evaluation(self, tag, report):
         self.evaluations.append((tag, report))
@@ -81,12 +82,9 @@ def run(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
         watch = Watching(client)
         with watching(watch):
             report = post_train(config)
+        # Our own connection does not count: what is left then is left for good.
+        comes_to(lambda: not keys_of(client))
         left = keys_of(client)
-        # Our own connection does not count: what is left now is left for good.
-        deadline = time.monotonic() + 5
-        while left and time.monotonic() < deadline:
-            time.sleep(0.05)
-            left = keys_of(client)
     run_dir = Path(report.run_dir)
     return SimpleNamespace(config=config, report=report, dir=run_dir, watch=watch, left=left)
 
@@ -363,7 +361,7 @@ def test_prefect_has_a_flow_run_for_each_part_and_a_task_run_for_each_task(run):
 def test_workers_keep_the_state_between_flows_and_nothing_after_the_run(run):
     assert run.left == []
     phases = zip(run.watch.phases, run.watch.keys, strict=True)
-    held = {phase: keys for phase, keys in phases if phase.startswith("evaluating")}
+    held = {phase: keys for phase, keys in phases if phase.startswith(EVALUATING)}
     assert len(held) == 3
     for phase, keys in held.items():
         # the state of the optimizer, and of it what is published
