@@ -291,15 +291,15 @@ def words_of(caplog) -> list[str]:
 def test_what_a_broken_store_missed_is_told_when_it_is_mended(
     tracker, runs_dir, caplog, capfd, quick
 ):
-    with broken(runs_dir / "mlflow.db"), caplog.at_level(logging.INFO, logger="tasks.tracking"):
+    caplog.set_level(logging.INFO, logger="tasks.tracking")
+    with broken(runs_dir / "mlflow.db"):
         for version in (1, 2, 3):
             tracker.log_iteration(record_of(version, **{"reward/mean": version / 10}))
         tracker.log_evaluation("after", REPORT)
         wait_until(lambda: words_of(caplog))
         time.sleep(0.3)
         assert tracker._spool.num_unsent == 5
-    with caplog.at_level(logging.INFO, logger="tasks.tracking"):
-        tracker.finish("FINISHED")
+    tracker.finish("FINISHED")
     assert words_of(caplog) == ["WARNING", "INFO"]
     assert "and what it logs is kept in" in caplog.text
     assert "Traceback" not in caplog.text + capfd.readouterr().err
