@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from threading import Thread
+from time import sleep
 from typing import Final
 
 AGAIN: Final = "--again"
@@ -22,39 +23,42 @@ class Tied:
     """A command that runs, once or again and again."""
 
     def __init__(self, command: Sequence[str], *, again: bool) -> None:
+        """Start nothing yet: who is to end before has nothing to end."""
         self._command = command
         self._again = again
         self._is_over = False
-        self._process = self._start()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Wait for the command to end, and return its exit code."""
-        while True:
-            code = self._process.wait()
-            if self._is_over or not self._again or code >= 0:
-                return code
-            self._process = self._start()
+        """Start the command, wait for it to end, and return its exit code."""
+        code = 0
+        while not self._is_over:
+            self._process = process = self._start()
             if self._is_over:  # since
                 self.end()
+            code = process.wait()
+            if not self._again or code >= 0:
+                break
+        return code
 
     def end(self) -> None:
         """Have the command end, for good."""
         self._is_over = True
-        self._process.terminate()
+        if self._process is not None:
+            self._process.terminate()
 
     def kill(self) -> None:
         """Kill the command."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def end_with_input(self) -> None:
         """Have the command end when the input does."""
         while os.read(0, 1):  # nothing comes when no process has the other end of the pipe any more
             pass
         self.end()
-        try:
-            self._process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        sleep(GRACE_SECONDS)  # with the command this process ends, and so does this thread
+        self.kill()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL)

@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from deployments.operation.state import alive_after
 from support.waiting import comes_to
 from tasks.cluster.tied import AGAIN
 
@@ -67,3 +70,39 @@ def test_without_that_it_ends_with_the_command(start):
 def test_one_that_ends_by_itself_is_not_started_again(start):
     tied, _ = start(AGAIN, code="raise SystemExit(3)")
     assert tied.wait(timeout=60) == 3
+
+
+EARLY = """
+import os, signal, subprocess, sys
+from tasks.cluster import tied
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+tied.subprocess.Popen = Popen
+sys.exit(tied.main())
+"""
+
+
+def test_one_that_is_to_end_while_its_command_starts_leaves_nothing():
+    """As where a run is stopped just when it starts its Prefect server."""
+    command = [
+        sys.executable,
+        "-c",
+        EARLY,
+        AGAIN,
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tied:
+        child = psutil.Process(int(tied.stdout.readline()))
+        tied.wait(timeout=60)
+    try:
+        assert not alive_after([child], 10)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
