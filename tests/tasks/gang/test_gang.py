@@ -144,7 +144,7 @@ def test_what_a_user_has_to_change_is_told_whoever_finds_it(gangs, rank):
 
 def test_what_a_user_has_to_change_is_told_by_the_leader_whatever_follows_it(gangs):
     with pytest.raises(UserError, match=r"^0 is too small$"):
-        gangs.call("g0", together.failing_in_turn, ["user", "other"], [0.0, 0.1])
+        gangs.call("g0", together.failing_in_turn, ["user", "other"], [0.0, 1.0])
 
 
 def test_what_a_user_has_to_change_is_known_while_the_leader_is_busy(gangs, monkeypatch, tmp_path):
