@@ -53,7 +53,7 @@ class Tracker:
         self._spool = spool
         self._in_training = True
         self._told: dict[str, str] = {}  # evaluation -> its name in MLflow
-        self._pictures: list[Future[bytes]] = []
+        self._pictures: list[Future[None]] = []  # of timelines: each is done when it is logged
         self._tellers: list[Teller] = []
         self._sender = Sender(spool, Delivery(client, spool.run, spool.run_dir))
 
@@ -140,9 +140,10 @@ class Tracker:
         now, key = _milliseconds(), iteration_key(step)
         is_new = self._append(key, "metrics", metrics=record.metrics, step=step, time=now)
         if is_new and record.timeline is not None:
-            self._pictures.append(record.timeline)
+            logged: Future[None] = Future()
+            self._pictures.append(logged)
             path = f"timelines/iteration-{step:04d}.png"
-            record.timeline.add_done_callback(partial(self._log_picture, path))
+            record.timeline.add_done_callback(partial(self._log_picture, path, logged))
 
     def log_profiles(self, iteration: int) -> None:
         """Log what profiles the devices kept of an iteration.
@@ -302,9 +303,12 @@ class Tracker:
         key = path if told in ("", Path(path).stem) else f"{path} of {told}"
         self._append(key, "file", path=path, folder=folder, in_training=self._in_training, **of)
 
-    def _log_picture(self, path: str, picture: Future[bytes]) -> None:
-        if not picture.cancelled() and (content := picture.result()):
-            self._log_file(path, content)
+    def _log_picture(self, path: str, logged: Future[None], picture: Future[bytes]) -> None:
+        try:
+            if not picture.cancelled() and (content := picture.result()):
+                self._log_file(path, content)
+        finally:
+            logged.set_result(None)
 
     def _name_in_mlflow(self, name: str, version: int) -> str:
         """Return the name of an evaluation's nested run, whose parameters stay as they are."""

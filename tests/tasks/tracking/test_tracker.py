@@ -1,11 +1,14 @@
-"""The tracker of a run that is resumed."""
+"""The tracker of a run that is resumed, and of one that ends."""
 
+from concurrent.futures import Future
+from threading import Event, Thread
 from unittest.mock import MagicMock
 
 import pytest
 
 from digen_core.config.run import RunConfig
-from digen_core.records import EvaluationReport
+from digen_core.records import EvaluationReport, IterationRecord
+from tasks.tracking import tracker as module
 from tasks.tracking.spool import RunOfSpool, Spool
 from tasks.tracking.tracker import Tracker
 
@@ -38,3 +41,25 @@ def test_what_was_logged_is_not_read_again_for_each_evaluation(logged, monkeypat
     tracker.finish("FINISHED")
     names = [entry["evaluation"] for entry in spool.read() if entry["kind"] == "evaluation"]
     assert names == ["iteration-0000", "iteration-0001", "iteration-0002", "iteration-0002-v7"]
+
+
+def test_the_end_of_a_run_waits_until_a_picture_is_logged(tmp_path, monkeypatch):
+    """Not only until it is drawn: its file is written after that, on a disk that may be busy."""
+    is_over, replace_bytes = Event(), module.replace_bytes
+
+    def slowly(*arguments):
+        is_over.wait(1.0)
+        replace_bytes(*arguments)
+
+    monkeypatch.setattr(module, "replace_bytes", slowly)
+    tracker = Tracker(RunConfig(), MagicMock(), spool := Spool.create(tmp_path, RUN))
+    picture = Future()
+    tracker.log_iteration(IterationRecord(0, 1, 1.0, {"x": 1.0}, timeline=picture))
+    drawing = Thread(target=picture.set_result, args=(b"PNG",))
+    drawing.start()
+    tracker.finish("FINISHED")
+    known = "timelines/iteration-0001.png" in spool
+    is_over.set()
+    drawing.join()
+    assert known
+    assert not spool.num_unsent
