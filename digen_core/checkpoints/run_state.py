@@ -95,10 +95,12 @@ def state_of(run_dir: Path) -> RunState:
         total = None
     last, evaluations = _last_record(run_dir), _evaluations(run_dir)
     after, version = evaluations.get("after"), last.version if last else 0
-    is_over = after is not None and after.version == version
-    state: State = "running" if holder_of(run_dir) else "finished" if is_over else "stopped"
     newest = max(evaluations.values(), key=lambda report: report.version, default=None)
     done = last.iteration + 1 if last else 0
+    is_over = after is not None and after.version == version
+    if is_over and total is not None and done < total:  # it met another limit, or was resumed
+        is_over = not _ended_otherwise(run_dir)
+    state: State = "running" if holder_of(run_dir) else "finished" if is_over else "stopped"
     return RunState(run_dir, _began(run_dir), state, done, total, last, newest)
 
 
@@ -156,6 +158,16 @@ def _began(run_dir: Path) -> datetime:
     first = run_dir / "tracking" / "run.json"
     path = first if first.is_file() else run_dir / CONFIG_OF_RUN
     return datetime.fromtimestamp(path.stat().st_mtime)
+
+
+def _ended_otherwise(run_dir: Path) -> bool:
+    """Say whether the last that a run told MLflow of its state is that it goes on, or failed."""
+    try:
+        told = (run_dir / "tracking" / "entries.jsonl").read_text(errors="replace")
+    except OSError:  # it was not tracked
+        return False
+    words = re.findall(r'"kind": "status", "status": "(\w+)"', told)
+    return bool(words) and words[-1] != "FINISHED"
 
 
 def _last_record(run_dir: Path) -> IterationRecord | None:

@@ -52,6 +52,18 @@ def test_a_run_is_over_when_its_last_version_is_evaluated(run):
     assert state_of(run).state == "finished"
 
 
+@pytest.mark.parametrize(("last", "state"), [("RUNNING", "stopped"), ("FINISHED", "finished")])
+def test_a_run_that_was_resumed_and_killed_is_not_over(run, last, state):
+    evaluate(run, "after", 2)
+    (run / "tracking").mkdir()
+    told = [
+        {"key": f"status {n}", "kind": "status", "status": s}
+        for n, s in enumerate(["FINISHED", last])
+    ]
+    (run / "tracking" / "entries.jsonl").write_text("\n".join(map(json.dumps, told)))
+    assert state_of(run).state == state
+
+
 def test_of_a_long_run_the_last_record_and_evaluation_alone_are_read(run, monkeypatch):
     for tag, version in {"before": 0, "iteration-0090": 90, "iteration-1000": 1000}.items():
         evaluate(run, tag, version)
