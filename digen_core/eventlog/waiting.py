@@ -79,7 +79,7 @@ def _why_idle(state: DeviceState, now: Snapshot) -> str:
     if state.leaving:
         return "it leaves when nobody needs what it has"
     if not now.iterations:
-        return "no iteration has begun"
+        return "no iteration is under way"
     oldest = now.iterations[0]
     if oldest.reducing:
         return f"the update of i{oldest.index + 1} is made"

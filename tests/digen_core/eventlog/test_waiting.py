@@ -105,6 +105,13 @@ def test_while_the_update_is_made_and_pushed(it):
     assert devices(now_of(it))["rollout-1"] == (("load v1 from trainer-0",), "")
 
 
+def test_between_iterations(it):
+    finish(it, do=given(it), until=p.FinishIteration)
+    now = now_of(it)
+    assert not now.iterations
+    assert {why for _, why in devices(now).values()} == {"no iteration is under way"}
+
+
 def test_since_when(it):
     (doing,) = now_of(it).devices[0].doing
     handled = it.log("", "").segments[0].handled[-1]
