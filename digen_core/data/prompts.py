@@ -106,7 +106,8 @@ def train_prompts(config: RunConfig) -> list[Prompt]:
     _require_trainable(config, found)
     if not any(prompt.weight for prompt in found):
         raise ConfigError(
-            f"prompts.weight_column {prompts.weight_column!r} is 0 in all of {prompts.train}"
+            f"prompts.weight_column {prompts.weight_column!r} is 0 in all of {prompts.train} that "
+            "is trained on; give some of it a weight above 0"
         )
     return found
 

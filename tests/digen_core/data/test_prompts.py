@@ -203,6 +203,15 @@ def test_a_fraction_is_held_out_by_seed_whatever_the_order(fraction, tmp_path):
     assert {p.text for p in evaluation_prompts(other)} != sides[0]
 
 
+def test_where_all_prompts_with_a_weight_are_held_out(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "a", "w": 1, "part": "evaluation"}, {"prompt": "b", "w": 0, "part": "train"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    message = "'w' is 0 in all of .* that is trained on; give some of it a weight above 0"
+    with pytest.raises(UserError, match=message):
+        train_prompts(config_of(train=str(path), weight_column="w", split_column="part"))
+
+
 def test_a_split_can_be_set_on_a_command_line():
     config = load_config(None, {"prompts.train": "p.csv", "prompts.split_column": "part"})
     assert config.prompts.evaluation is None
