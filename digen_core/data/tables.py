@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from glob import glob
+from glob import escape, glob
 from itertools import chain, islice
 from pathlib import Path
 from re import fullmatch
@@ -22,10 +22,10 @@ def read_rows(path: str, columns: Sequence[str], part: Part = "train") -> list[R
     """Return the rows of a file or folder with at least the given columns.
 
     Args:
-        path: of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file, of a pattern for
-            Parquet files ("data/train-*.parquet"), of a folder of Parquet files, of one that
-            ``save_to_disk`` of Hugging Face's datasets wrote, or of a published one; anything else
-            is text, whose lines are the prompts.
+        path: of a ``.jsonl`` (or ``.ndjson``), ``.json``, ``.csv``, ``.tsv`` or ``.parquet`` file,
+            of a pattern for Parquet files ("data/train-*.parquet"), of a folder of Parquet files,
+            of one that ``save_to_disk`` of Hugging Face's datasets wrote, or of a published one;
+            anything else is text, whose lines are the prompts.
         columns: that are needed.
         part: what they are for, which chooses among the files of a published folder.
 
@@ -34,7 +34,7 @@ def read_rows(path: str, columns: Sequence[str], part: Part = "train") -> list[R
     """
     place = Path(path)
     if "*" in path:
-        rows = _bounded(parquet_rows(map(Path, sorted(glob(path))), columns, path), path)
+        rows = _bounded(parquet_rows(_files_of_pattern(path), columns, path), path)
     elif place.is_dir():
         rows = _bounded(_folder_rows(place, columns, part), path)
     else:
@@ -42,6 +42,15 @@ def read_rows(path: str, columns: Sequence[str], part: Part = "train") -> list[R
     if not rows:
         raise ConfigError(f"the prompt file {path} holds no prompt; write one a line")
     return rows
+
+
+def _files_of_pattern(pattern: str) -> list[Path]:
+    """Return the files of a pattern; in the name of a folder that is there nothing is one."""
+    before = pattern.partition("*")[0]
+    folder = before[: before.rfind("/") + 1]
+    if Path(folder).is_dir():
+        pattern = escape(folder) + pattern.removeprefix(folder)
+    return [Path(name) for name in sorted(glob(pattern))]
 
 
 def _bounded(rows: Iterable[Row], path: str) -> list[Row]:
@@ -58,6 +67,7 @@ def _one_parquet_file(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 _READERS: Final[dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]]] = {
     ".jsonl": json_lines_rows,
+    ".ndjson": json_lines_rows,
     ".json": json_rows,
     ".csv": csv_rows,
     ".tsv": tsv_rows,

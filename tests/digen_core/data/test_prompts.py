@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,10 @@ def write_jsonl(folder):
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
     return str(path)
+
+
+def write_ndjson(folder):
+    return str(Path(write_jsonl(folder)).rename(folder / "prompts.ndjson"))
 
 
 def write_csv(folder):
@@ -78,7 +83,21 @@ def write_saved(folder):
     return str(folder)
 
 
-WRITERS = [write_jsonl, write_csv, write_parquet, write_parquet_folder, write_pattern, write_saved]
+def write_pattern_in_brackets(folder):
+    (folder / "sets [2?]").mkdir()
+    return write_pattern(folder / "sets [2?]")
+
+
+WRITERS = [
+    write_jsonl,
+    write_ndjson,
+    write_csv,
+    write_parquet,
+    write_parquet_folder,
+    write_pattern,
+    write_pattern_in_brackets,
+    write_saved,
+]
 
 
 def config_of(seed=0, **prompts) -> RunConfig:
