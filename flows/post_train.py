@@ -41,7 +41,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
         resume: Folder of a run to resume from its last checkpoint, such as runs/NAME, or auto:
             the newest run of the config's name, if there is one; empty starts a new run.
     """
-    check_run(config)
+    check_run(config, is_new=not resume)
     probe_before_start(config, warn)
     for note in notes_on_rewards(config):
         warn(note)

@@ -49,7 +49,7 @@ def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
 
     from digen_core.preflight.run import check_run, check_run_folder
 
-    check_run(config)
+    check_run(config, is_new=resume is None)
     if resume is not None:
         check_run_folder(resume)
         resumption_of(config, resume)

@@ -10,6 +10,7 @@ from pathlib import Path
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
 from digen_core.checkpoints.suites import SuiteName
 from digen_core.config.load import config_of_run
+from digen_core.config.prompts import PromptsConfig
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
@@ -26,12 +27,18 @@ from digen_core.preflight.rewards import check_rewards
 from digen_core.preflight.shown import check_shown
 
 
-def check_run(config: RunConfig) -> None:
+def check_run(config: RunConfig, *, is_new: bool = True) -> None:
     """Check all that a run reads, writes and talks to, without loading the model.
+
+    Args:
+        config: of the run.
+        is_new: whether it is none that is resumed, whose prompts stay as they are.
 
     Raises:
         ConfigError: something is missing or does not fit; the message is one line.
     """
+    if is_new:
+        _check_one_evaluation(config.prompts)
     check_inputs(config)
     _check_surroundings(config)
 
@@ -101,6 +108,16 @@ def check_suite(config: RunConfig, trained: RunConfig) -> None:
     check_rewards(config, [], evaluation)
     check_model(config)
     check_shown(config.model, evaluation)
+
+
+def _check_one_evaluation(prompts: PromptsConfig) -> None:
+    """Check that no prompts are kept for evaluations that are of others."""
+    if prompts.evaluation is not None and prompts.evaluation_fraction is not None:
+        raise ConfigError(
+            f"prompts.evaluation is {prompts.evaluation} and prompts.evaluation_fraction "
+            f"{prompts.evaluation_fraction}, so that what this keeps of {prompts.train} would be "
+            'neither trained on nor evaluated; set one of them to "null"'
+        )
 
 
 def _check_held_out(config: RunConfig, train: list[Prompt], evaluation: list[Prompt]) -> None:

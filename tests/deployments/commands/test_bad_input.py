@@ -60,6 +60,10 @@ SETTINGS = {
         "--algorithm.type ddpo --schedule.layout tsp",
         "ddpo needs all rewards of the iteration, but schedule.layout tsp trains groups before",
     ),
+    "prompts that are kept for no evaluation": (
+        "--prompts.evaluation evaluation.txt --prompts.evaluation-fraction 0.5",
+        "would be neither trained on nor evaluated; set one of them to",
+    ),
     "KL in a sum of rewards that is not made": (
         "--algorithm.kl_reward 0.1 --algorithm.mix advantages",
         "algorithm.kl_reward is taken off the sum of the rewards, but algorithm.mix 'advantages'",
