@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from deployments.shipped import find_config
+from deployments.shipped import find_config, telling_kinds
 from digen_core.config.keys import key_of_option, parse_value
 from digen_core.config.load import config_of_run, load_config
 from digen_core.config.run import RunConfig
@@ -85,5 +85,8 @@ def config_of(
         return config_of_run(run_dir, overrides)
     if command and arguments.path is None:
         raise UserError(f"which config? For example: {command} shapes")
-    path = None if arguments.path is None else find_config(str(arguments.path))
-    return load_config(path, overrides)
+    if arguments.path is None:
+        return load_config(None, overrides)
+    path = find_config(str(arguments.path))
+    with telling_kinds("config", path):
+        return load_config(path, overrides)

@@ -1,15 +1,22 @@
 """Files that digen ships and the command line takes by name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
+from typing import TYPE_CHECKING, Literal
 
+from digen_core.config.load import is_config
 from digen_core.errors import UserError
+from digen_core.inputs.reading import read_toml
 from digen_core.inputs.shipped import data_folder
 
 if TYPE_CHECKING:  # they take longer to import than all that a command starts with
     from digen_core.planning.clusters.cluster import Cluster
     from digen_core.sim.scenario import Scenario
+
+Noun = Literal["config", "cluster", "scenario"]
 
 CONFIGS = data_folder("configs")
 RECIPES = CONFIGS / "recipes"
@@ -46,7 +53,9 @@ def find_cluster(name: str) -> "Cluster":
     """
     from digen_core.planning.clusters.cluster import load_cluster
 
-    return load_cluster(find_file("cluster", name, CLUSTERS))
+    path = find_file("cluster", name, CLUSTERS)
+    with telling_kinds("cluster", path):
+        return load_cluster(path)
 
 
 def find_scenario(name: str) -> "Scenario":
@@ -57,10 +66,43 @@ def find_scenario(name: str) -> "Scenario":
     """
     from digen_core.sim.scenario import load_scenario
 
-    return load_scenario(find_file("scenario", name, SCENARIOS))
+    path = find_file("scenario", name, SCENARIOS)
+    with telling_kinds("scenario", path):
+        return load_scenario(path)
 
 
-def find_file(noun: str, name: str, *folders: Path) -> Path:
+@contextmanager
+def telling_kinds(noun: Noun, path: Path) -> Iterator[None]:
+    """Run the body, which reads a file as what the noun says; one of another kind is told as that.
+
+    Raises:
+        UserError: of the body, or the file is of another kind.
+    """
+    try:
+        yield
+    except UserError as error:
+        kind = _kind_of(path)
+        if kind in (None, noun):
+            raise
+        hint = ""
+        if (kind, noun) == ("config", "scenario"):
+            hint = f", or compare layouts for it: digen plan {quote(str(path))} --cluster CLUSTER"
+        raise UserError(f"{path} describes a {kind}, not a {noun}; give a {noun}{hint}") from error
+
+
+def _kind_of(path: Path) -> Noun | None:
+    """Return what a TOML file describes; None: it cannot be told."""
+    try:
+        tree = read_toml(path, "the file")
+    except UserError:
+        return None
+    if is_config(path):
+        return "config"
+    devices = tree.get("devices")
+    return None if devices is None else "cluster" if isinstance(devices, list) else "scenario"
+
+
+def find_file(noun: Noun, name: str, *folders: Path) -> Path:
     """Return a shipped TOML file by its name, or the path of one's own.
 
     Args:

@@ -151,3 +151,23 @@ def test_the_help_shows_an_example_and_the_shipped_scenarios(capsys):
     text = capsys.readouterr().out
     assert "Example: digen simulate B" in text
     assert all(path.stem in text for path in SCENARIOS.glob("*.toml"))
+
+
+def test_a_file_of_another_kind_is_told_as_that(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my run.toml").write_text("[rollout]\ngroup_size = 4\n")
+    (tmp_path / "gpus.toml").write_text('[[devices]]\nkind = "gpu"\ncount = 2\n')
+    kinds = {"my run.toml": "config", "gpus.toml": "cluster", small: "scenario"}
+    calls = {
+        "scenario": lambda path: ["simulate", path],
+        "config": lambda path: ["plan", path, "--cluster", "2-cores"],
+        "cluster": lambda path: ["cluster", "show", path],
+    }
+    for noun, call in calls.items():
+        for path, kind in kinds.items():
+            if kind != noun:
+                assert run(call(path)) == 2
+                told = f"digen: {path} describes a {kind}, not a {noun}; give a {noun}"
+                assert capsys.readouterr().err.startswith(told)
+    run(["simulate", "my run.toml"])
+    assert "digen plan 'my run.toml' --cluster CLUSTER" in capsys.readouterr().err
