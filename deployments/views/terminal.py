@@ -7,6 +7,15 @@ from rich.text import Text
 from digen_core.inputs.text import printable
 
 
+class _Output(Console):
+    """Standard output, which a reader that has seen enough may close, as head does."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave that to who ends every command; rich would end this one, as if it had failed."""
+        self.quiet = True
+        raise BrokenPipeError
+
+
 def plain(text: str) -> Text:
     """Return a text in which nothing is rich's markup, nor an order to the terminal."""
     return Text(printable(text))
@@ -18,7 +27,7 @@ def terminal(width: int | None = None) -> Console:
     Args:
         width: of tables, in columns; None: the terminal's.
     """
-    return Console(highlight=False, soft_wrap=True, width=width)
+    return _Output(highlight=False, soft_wrap=True, width=width)
 
 
 def borderless(title: str | Text | None = None, *, gap: int = 2) -> Table:

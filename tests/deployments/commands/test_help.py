@@ -83,7 +83,10 @@ def test_completion_installs_itself_for_the_shell(tmp_path):
     assert (tmp_path / ".local/share/bash-completion/completions/digen").is_file()
 
 
-@pytest.mark.parametrize("command", [[], ["config", "show", "shapes"]], ids=["short", "long"])
+OUTPUTS = {"short": [], "long": ["config", "show", "shapes"], "a table": ["simulate", "D"]}
+
+
+@pytest.mark.parametrize("command", OUTPUTS.values(), ids=OUTPUTS)
 def test_output_that_nobody_reads_is_no_failure(command):
     reader, writer = os.pipe()
     os.close(reader)
