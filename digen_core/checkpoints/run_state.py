@@ -49,7 +49,7 @@ class RunState:
     num_done: int  # iterations
     num_iterations: int | None  # None: its config cannot be read
     last: IterationRecord | None
-    evaluation: EvaluationReport | None  # the newest
+    evaluation: EvaluationReport | None  # the newest of its own
 
     @property
     def num_left(self) -> int:
@@ -180,13 +180,14 @@ def _last_record(run_dir: Path) -> IterationRecord | None:
 def _evaluations(run_dir: Path) -> dict[str, EvaluationReport]:
     """Return the evaluations of a run by tag; of those between iterations the last one alone.
 
-    There may be hundreds of these, and each has the scores of all samples.
+    There may be hundreds of these, and each has the scores of all samples. Those that were made
+    when it was over may be of other prompts and rewards.
     """
     others, between = dict[str, Path](), dict[int, Path]()
     for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
         if number := re.fullmatch(r"iteration-(\d+)", path.stem):
             between[int(number[1])] = path
-        else:
+        elif path.stem in ("before", "after"):
             others[path.stem] = path
     found = {tag: report for tag, path in others.items() if (report := _evaluation(path))}
     last = (between[number] for number in sorted(between, reverse=True))

@@ -29,9 +29,9 @@ def run(tmp_path):
     return folder
 
 
-def evaluate(folder, tag, version):
+def evaluate(folder, tag, version, reward=0.1):
     report = EvaluationReport(
-        version=version, num_prompts=1, num_samples=2, rewards={"reward": 0.1}
+        version=version, num_prompts=1, num_samples=2, rewards={"reward": reward}
     )
     (folder / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
 
@@ -78,6 +78,14 @@ def test_of_a_long_run_the_last_record_and_evaluation_alone_are_read(run, monkey
     found = state_of(run)
     assert (found.last.iteration, found.evaluation.version) == (1, 1000)
     assert set(opened).isdisjoint({"iteration-000000", "iteration-0090", "iteration-0990"})
+
+
+def test_what_was_judged_when_a_run_was_over_does_not_count(run):
+    for tag in ("again-1", "geneval-1", "after", "again-2"):
+        evaluate(run, tag, 2, 0.25 if tag == "after" else -1.0)
+    assert state_of(run).evaluation.rewards == {"reward": 0.25}
+    (run / "evaluation" / "after.json").unlink()
+    assert state_of(run).evaluation is None
 
 
 def test_the_last_evaluation_that_is_whole_counts(run):
