@@ -7,6 +7,7 @@ run could continue without are passed over.
 import fcntl
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -154,7 +155,13 @@ def _exists(pid: int) -> bool:
 
 
 def _began(run_dir: Path) -> datetime:
-    """Return when a run was begun: a resumed one writes its config again, but not this file."""
+    """Return when a run was begun: as its name says, or by the first file that it keeps.
+
+    One that is resumed writes its config again, but not that.
+    """
+    if found := re.search(r"-(\d{8}-\d{6})(-\d+)?$", run_dir.resolve().name):
+        with suppress(ValueError):  # it is no time
+            return datetime.strptime(found[1], "%Y%m%d-%H%M%S")
     first = run_dir / "tracking" / "run.json"
     path = first if first.is_file() else run_dir / CONFIG_OF_RUN
     return datetime.fromtimestamp(path.stat().st_mtime)

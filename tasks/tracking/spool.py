@@ -83,8 +83,10 @@ class Spool:
             run: of MLflow.
             logged: keys of what MLflow has, beside those of the folder's entries.
         """
-        make_folder(run_dir / FOLDER)
-        replace_text(run_dir / FOLDER / "run.json", run.model_dump_json(indent=2))
+        header, text = run_dir / FOLDER / "run.json", run.model_dump_json(indent=2)
+        make_folder(header.parent)
+        if not header.is_file() or header.read_bytes() != text.encode():  # it tells when it began
+            replace_text(header, text)
         return cls(run_dir, run, logged)
 
     @classmethod

@@ -156,6 +156,22 @@ def test_the_older_run_is_first(run):
     assert runs_in(run.parent) == [later, run]
 
 
+@pytest.mark.parametrize(
+    ("name", "began"),
+    [
+        ("a-20260102-030405", "2026-01-02 03:04:05"),
+        ("a-20260102-030405-2", "2026-01-02 03:04:05"),
+        ("a-20261302-030405", "2033-05-18"),  # no such month
+        ("a", "2033-05-18"),
+    ],
+)
+def test_when_a_run_began_its_name_says(run, name, began):
+    """Whatever has copied its folder, resumed it or evaluated it since."""
+    folder = run.rename(run.with_name(name))
+    os.utime(folder / CONFIG_OF_RUN, (2e9, 2e9))
+    assert str(state_of(folder).began).startswith(began)
+
+
 def test_where_a_run_comes_from(run):
     assert read_lineage(run) is None
     (run / LINEAGE_OF_RUN).write_text(json.dumps({"unknown": 1}))

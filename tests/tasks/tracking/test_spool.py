@@ -1,6 +1,7 @@
 """The list on disk of what MLflow has to be told."""
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -33,6 +34,15 @@ def test_a_key_is_told_once_also_by_another_process(spool, tmp_path):
     assert again.run == RUN
     assert not again.append("a", "metrics", value=3)
     assert [entry["value"] for entry in again.read()] == [1]
+
+
+def test_the_file_that_tells_when_a_run_began_is_written_once(spool, tmp_path):
+    path = tmp_path / "tracking" / "run.json"
+    os.utime(path, (1e9, 1e9))
+    Spool.create(tmp_path, RUN)
+    assert path.stat().st_mtime == 1e9
+    Spool.create(tmp_path, RUN.model_copy(update={"uri": "http://y"}))
+    assert Spool.open(tmp_path).run.uri == "http://y"
 
 
 def test_what_was_acknowledged_is_not_sent_again(spool, tmp_path):
