@@ -1,6 +1,7 @@
 """The opening of a run in MLflow, new or resumed, which has to work first; its parameters."""
 
 import json
+import os
 from functools import cache
 from getpass import getuser
 from pathlib import Path
@@ -180,7 +181,7 @@ def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
         FOLDER_TAG: str(run_dir.resolve()),
         "mlflow.source.name": "digen",
         "mlflow.source.type": "LOCAL",
-        "mlflow.user": getuser(),
+        "mlflow.user": _user(),
     }
     revision = git_revision()
     if revision is not None:
@@ -189,3 +190,11 @@ def _tags(run_dir: Path, flow_run_id: str | None) -> dict[str, str]:
     if flow_run_id is not None:
         tags["prefect.flow_run_id"] = flow_run_id
     return tags
+
+
+def _user() -> str:
+    """Return who runs this: a name, or in a container that knows none a number."""
+    try:
+        return getuser()
+    except (KeyError, OSError):  # OSError: Python 3.13 and newer
+        return str(os.getuid())

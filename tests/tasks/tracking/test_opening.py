@@ -1,8 +1,10 @@
 """The opening of runs in MLflow: several at once, in a folder that has no database yet."""
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,3 +52,13 @@ def test_the_folder_of_a_database_is_made_or_that_it_cannot_be_is_told(tmp_path)
         pass
     with alone_in("http://127.0.0.1:9"):
         pass
+
+
+@pytest.mark.parametrize("error", [KeyError("uid not found"), OSError("No username set")])
+def test_a_user_without_a_name_is_a_number(error, tmp_path, monkeypatch):
+    from tasks.tracking import opening
+
+    monkeypatch.setattr(opening, "getuser", Mock(side_effect=error))
+    config = RunConfig.model_validate({"tracking": {"runs_dir": str(tmp_path)}})
+    client, spool = opening.begin(config, "a", tmp_path / "a", None)
+    assert client.get_run(spool.run.mlflow_run_id).data.tags["mlflow.user"] == str(os.getuid())
