@@ -71,7 +71,7 @@ def _tls() -> dict[str, str]:
 
 
 def _mlflow_auth(password: str) -> str:
-    database = (FOLDER / "mlflow-users.db").resolve()
+    database = str((FOLDER / "mlflow-users.db").resolve()).replace("%", "%%")  # it interpolates
     return f"""\
 [mlflow]
 default_permission = READ
