@@ -36,6 +36,7 @@ from deployments.operation.state import (
 from deployments.operation.workers import Worker, workers_of
 from deployments.shipped import find_cluster
 from digen_core.errors import UserError
+from digen_core.preflight.network import check_database_beside
 from tasks.cluster.presence import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
@@ -122,7 +123,7 @@ def _current(options: Options) -> State:
     """Return the state to continue from: that of an earlier call, if its parts still run.
 
     Raises:
-        UserError: they run with other options.
+        UserError: they run with other options, or MLflow's file cannot be in this folder.
     """
     state, own_toml = load_state(), _is_our_toml()
     if state is not None and any(service.process for service in state.services):
@@ -136,6 +137,8 @@ def _current(options: Options) -> State:
     if state is not None:
         _remove(state, [])
     reused = reused_addresses(own_toml=own_toml)
+    if MLFLOW not in reused:
+        check_database_beside("the folder of the runs is runs", Path("runs"))
     addresses = new_addresses(options, reused)
     access = make_access(
         options, is_prefect_ours=PREFECT not in reused, is_mlflow_ours=MLFLOW not in reused

@@ -133,7 +133,7 @@ def check_database_beside(label: str, folder: Path) -> None:
     if "?" in path or unquote(path) != path:
         raise ConfigError(
             f"{label}, but MLflow's database cannot be in {path}, as ? and % mean something else "
-            "in its address; use another folder, or set tracking.mlflow_uri"
+            "in its address; use another folder, or set tracking.mlflow_uri (MLFLOW_TRACKING_URI)"
         )
 
 
