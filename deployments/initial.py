@@ -1,5 +1,6 @@
 """``digen init``: a config from a few answers, checked as a run's is before anything is written."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Answers:
     evaluation: str | None
     rewards: tuple[str, ...]
     gpus: int
+    size: tuple[int, ...] = ()
+    """Height, width and, of videos, frames; empty: those that the model is used with."""
 
 
 Tree = dict[str, Any]
@@ -50,6 +53,7 @@ def tree_of(answers: Answers) -> Tree:
             "family": answers.family,
             "path": answers.model,
             "dtype": "float32" if small or answers.gpus == 0 else "bfloat16",
+            **dict(zip(("height", "width", "num_frames"), answers.size, strict=False)),
         },
         "prompts": prompts,
         "rewards": dict.fromkeys(answers.rewards, 1.0),
@@ -112,6 +116,19 @@ def write_config(path: Path, answers: Answers) -> list[Path]:
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror}") from error
     return list(files)
+
+
+def size_of(text: str | None) -> tuple[int, ...]:
+    """Return the sizes in HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES; none of None.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if text is None:
+        return ()
+    if not re.fullmatch(r"\d{1,6}x\d{1,6}(x\d{1,6})?", text, re.ASCII):
+        raise UserError(f"--size is {text}; use HEIGHTxWIDTH such as 512x512, of videos 480x832x81")
+    return tuple(map(int, text.split("x")))
 
 
 def ask(question: str, default: str, option: str) -> str:

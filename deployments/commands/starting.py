@@ -17,6 +17,7 @@ def init(
     evaluation: str | None = None,
     reward: list[str] | None = None,
     gpus: int | None = None,
+    size: str | None = None,
 ) -> int:
     """Write a config of your own from a few answers, checked as one is before a run.
 
@@ -36,11 +37,13 @@ def init(
         evaluation: Of others, to evaluate with; default: a tenth of those is kept for it.
         reward: Name of a reward, or module:function of your own; may be given several times.
         gpus: Of this machine; with several, a cluster file is written, too, for 'digen up'.
+        size: Of samples: HEIGHTxWIDTH, of videos HEIGHTxWIDTHxFRAMES; default: the model's own.
     """
-    from deployments.initial import Answers, ask, write_config
+    from deployments.initial import Answers, ask, size_of, write_config
     from digen_core.config.families import FAMILIES
     from digen_core.config.model import EMBEDDED
 
+    samples = size_of(size)
     model = model or ask("Model (a folder or an id on the hub)", EMBEDDED, "--model")
     embedded = model == EMBEDDED
     asked = f"Family ({', '.join(FAMILIES)})"
@@ -57,7 +60,7 @@ def init(
     if count < 0:
         raise UserError(f"--gpus is {count}; use 0 or more")
     names = tuple(name.strip() for name in rewards)
-    answers = Answers(file.stem, family, model, prompts, evaluation, names, count)
+    answers = Answers(file.stem, family, model, prompts, evaluation, names, count, samples)
     written = write_config(file, answers)
     for path in written:
         sys.stdout.write(f"{path}\n")

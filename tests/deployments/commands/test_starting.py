@@ -43,6 +43,18 @@ def test_a_config_is_written_that_a_run_takes(here, capsys):
     assert load_config(here / "mine.toml") == config
 
 
+def test_samples_are_as_large_as_is_said(here, capsys):
+    assert run(["make-tiny", "wan", "tiny"]) == 0
+    (here / "prompts.txt").write_text("\n".join(f"a cat {n}" for n in range(40)))
+    model = ["--model", "tiny", "--family", "wan", "--prompts", "prompts.txt"]
+    more = ["--reward", "jpeg_compressibility", "--gpus", "0", "--size"]
+    assert run(["init", "own.toml", *model, *more, "48x32x9"]) == 0
+    assert load_config(here / "own.toml").model.size == (48, 32, 9)
+    assert run(["init", "image.toml", *model, *more, "48x33"]) == 2
+    assert "model.width" in capsys.readouterr().err
+    assert not (here / "image.toml").exists()
+
+
 def test_commands_to_copy_quote_names_with_blanks(here, capsys):
     """Run as they are printed, they find the file."""
     (here / "my runs").mkdir()
@@ -136,6 +148,7 @@ def test_in_a_terminal_it_asks_what_no_option_says(here, monkeypatch, capsys):
         (["there.toml"], "there.toml is there already; name another file, or remove it"),
         (["--family", "x"], "--family is x; use one of flux, sd3, qwen_image, qwen_image21"),
         (["--gpus", "-1"], "--gpus is -1; use 0 or more"),
+        (["--size", "512"], "--size is 512; use HEIGHTxWIDTH such as 512x512, of videos 480x832x"),
         (["--reward", "ocrr"], "did you mean ocr"),
         (["--prompts", "none.txt", "--evaluation", "x.txt"], "none.txt"),
         (["--model", "nowhere/at/all", "--prompts", "p.txt", "--reward", "ocr"], "p.txt"),
