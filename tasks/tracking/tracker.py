@@ -141,7 +141,8 @@ class Tracker:
         is_new = self._append(key, "metrics", metrics=record.metrics, step=step, time=now)
         if is_new and record.timeline is not None:
             logged: Future[None] = Future()
-            self._pictures.append(logged)
+            left = [other for other in self._pictures if not other.done()]
+            self._pictures = [*left, logged]  # a run may have many thousands
             path = f"timelines/iteration-{step:04d}.png"
             record.timeline.add_done_callback(partial(self._log_picture, path, logged))
 

@@ -1,5 +1,7 @@
 """The tracker of a run that is resumed, and of one that ends."""
 
+import gc
+import weakref
 from concurrent.futures import Future
 from threading import Event, Thread
 from unittest.mock import MagicMock
@@ -63,3 +65,18 @@ def test_the_end_of_a_run_waits_until_a_picture_is_logged(tmp_path, monkeypatch)
     drawing.join()
     assert known
     assert not spool.num_unsent
+
+
+def test_a_timeline_that_is_logged_is_not_kept(tmp_path):
+    tracker, kept = Tracker(RunConfig(), MagicMock(), Spool.create(tmp_path, RUN)), []
+    for index in range(3):
+        picture: Future[bytes] = Future()
+        record = IterationRecord(index, index + 1, 1.0, {"a": 0.5}, timeline=picture)
+        tracker.log_iteration(record)
+        picture.set_result(b"PNG")
+        kept.append(weakref.ref(picture))
+        del picture, record
+    gc.collect()
+    assert [own() is None for own in kept] == [True, True, True]
+    tracker.finish("FINISHED")
+    assert len(list((tmp_path / "timelines").iterdir())) == 3
