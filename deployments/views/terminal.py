@@ -24,10 +24,12 @@ def plain(text: str) -> Text:
 def terminal(width: int | None = None) -> Console:
     """Return standard output for text as it is: nothing is coloured, no line is broken.
 
+    What stands in brackets, or between colons, is text, as in names of runs and descriptions.
+
     Args:
         width: of tables, in columns; None: the terminal's.
     """
-    return _Output(highlight=False, soft_wrap=True, width=width)
+    return _Output(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
 
 
 def borderless(title: str | Text | None = None, *, gap: int = 2) -> Table:

@@ -218,6 +218,15 @@ def test_runs_are_listed_with_how_far_and_good_they_are(here, capsys):
     assert trees["busy"]["state"] == "stopped"
 
 
+def test_brackets_and_colons_in_the_name_of_a_run_are_text(here, capsys):
+    names = {"best [red] of", "a[", ":cat:"}
+    for name in names:
+        leave_run(here / "runs" / name, 1)
+    assert run(["ls"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+
+
 def test_a_folder_without_runs(here, capsys):
     assert run(["ls"]) == 2
     assert "there is no folder runs" in capsys.readouterr().err

@@ -80,6 +80,12 @@ def test_the_table_fits_80_columns(small, capsys):
     ]
 
 
+def test_brackets_in_a_description_are_text(small, tmp_path, capsys):
+    (tmp_path / "own.toml").write_text(f'description = "a [/b] c"\n{SMALL}')
+    assert run(["simulate", str(tmp_path / "own.toml"), "--layout", "gap"]) == 0
+    assert capsys.readouterr().out.startswith("a [/b] c\n")
+
+
 def test_options_are_kept(small, capsys):
     options = "--layout elastic --split 2 --helpers 1 --assistants 2 --stale-share 0.5 --json"
     assert run(["simulate", small, *options.split()]) == 0
