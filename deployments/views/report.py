@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
+from typing import Literal
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -153,7 +154,8 @@ def _print(console: Console, table: Table, title: str, numbers: Collection[int])
     """Print a table, the columns of numbers to the right."""
     grid = Grid(title=plain(title), title_justify="left")
     for place, column in enumerate(table.columns):
-        grid.add_column(plain(column), justify="right" if place in numbers else "left")
+        justify: Literal["left", "right"] = "right" if place in numbers else "left"
+        grid.add_column(plain(column), justify=justify, overflow="fold")  # nothing is cut
     for row in table.rows:
         grid.add_row(*map(plain, row))
     console.print(grid)

@@ -76,6 +76,14 @@ def test_the_idle_table_adds_up_to_all_device_time(run_dir, capsys):
     assert seconds["switch"] == 0
 
 
+def test_in_a_narrow_terminal_nothing_is_cut(run_dir, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "44")
+    assert run(["report", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "orchestra" in out
+    assert "…" not in out
+
+
 def test_a_prediction_is_judged(run_dir, capsys):
     spans = [s for s in pipeline(2, 1, num_iterations=2) if s.iteration == 0]
     measured = max(s.ended for s in spans) - min(s.queued for s in spans)
