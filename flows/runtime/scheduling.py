@@ -18,6 +18,7 @@ from digen_core.control.protocol import CostsUpdated, Device
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.data.prompts import prompts_with_steps, train_prompts
 from digen_core.errors import UserError
+from digen_core.models.families import adapter_of
 from digen_core.planning.job import Job, costs_for
 from digen_core.planning.model_settings import settings_folder
 from digen_core.planning.planner import JobPlan, Leeway, plan_job
@@ -178,9 +179,14 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
     """Count the FLOPs of a model's work, of items of mean cost.
 
     Raises:
-        UserError: its settings are not here, or do not fit the config.
+        UserError: its settings are not here, or do not fit the config; or steps of a sample differ.
         OSError: likewise.
     """
+    model = config.model
+    kind, scales = adapter_of(model.family), [*model.guidance_scales]
+    scales += [] if model.guidance_scale_2 is None else [model.guidance_scale_2]
+    if kind.uses_cfg and min(scales) <= kind.guides_above < max(scales):
+        raise UserError("some steps have guidance, and take twice as much as others")
     sizes = sizes_of(config, settings_folder(config.model.path))
     sizes = sizes.of_mean_size(cost_of_default(config.model))
     return Arithmetic(sizes.step_flops, sizes.pair_flops, sizes.decode_flops)

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -283,6 +284,32 @@ def test_arithmetic_is_counted_once_where_all_peaks_are_known(tmp_path):
     unknown = run_context(tmp_path, config, [*CARDS, Device("c", BOTH, "cpu")])
     assert counted(unknown) == []
     assert unknown.progress.arithmetic is None
+
+
+@pytest.mark.parametrize(
+    ("model", "is_told"),
+    [
+        ({"family": "sd3", "guidance_scale": 1.0, "guidance_schedule": ((0.9, 4.0),)}, False),
+        ({"family": "sd3", "guidance_scale": 4.5, "guidance_schedule": ((0.9, 2.0),)}, True),
+        ({"family": "wan", "guidance_scale": 4.0, "guidance_scale_2": 1.0}, False),
+        ({"family": "wan", "guidance_scale": 4.0, "guidance_scale_2": 3.0}, True),
+        ({"family": "flux", "guidance_scale": 1.0, "guidance_schedule": ((0.9, 4.0),)}, True),
+    ],
+)
+def test_steps_that_take_half_as_much_as_others_are_not_counted_as_those(
+    model, is_told, tmp_path, monkeypatch
+):
+    config = RunConfig()
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    counts = Mock()
+    counts.of_mean_size.return_value = Mock(step_flops=1, pair_flops=2, decode_flops=3)
+    monkeypatch.setattr(scheduling, "settings_folder", lambda path: tmp_path)
+    monkeypatch.setattr(scheduling, "sizes_of", lambda config, folder: counts)
+    if is_told:
+        assert arithmetic_of(config).step == 1
+    else:
+        with pytest.raises(UserError, match="some steps have guidance"):
+            arithmetic_of(config)
 
 
 def test_what_cannot_be_counted_is_a_warning(tmp_path, monkeypatch):
