@@ -104,7 +104,8 @@ def require_run(run_dir: Path) -> None:
     """
     if run_dir.is_dir():
         return
-    others = {str(path.parent) for path in run_dir.parent.glob(f"*/{CONFIG_OF_RUN}")}
+    places = (run_dir.parent, run_dir.parent / "runs")  # where 'digen ls' looks, too
+    others = {str(path.parent) for place in places for path in place.glob(f"*/{CONFIG_OF_RUN}")}
     near = get_close_matches(str(run_dir), others, 1)
     hint = f"did you mean {near[0]}?" if near else "give one such as runs/NAME"
     raise ConfigError(f"there is no run folder {run_dir}; {hint}")

@@ -193,6 +193,15 @@ def test_a_run_that_is_missing_is_refused(tmp_path, capsys):
     assert "nope; give one such as runs/NAME" in capsys.readouterr().err
 
 
+def test_the_name_of_a_run_in_place_of_its_folder_is_told(run_dir, monkeypatch, capsys):
+    monkeypatch.chdir(run_dir.parent)
+    (run_dir.parent / "runs").mkdir()
+    (run_dir / "config.json").write_text("{}")
+    run_dir.rename(run_dir.parent / "runs" / "one-20260101-120000")
+    assert run(["report", "one-20260101-120000"]) == 2
+    assert "; did you mean runs/one-20260101-120000?" in capsys.readouterr().err
+
+
 def test_on_a_full_disk_nothing_is_left_by_half(run_dir, tmp_path, capsys):
     with small_disk(4096):
         assert run(["report", str(run_dir), "--out", str(tmp_path / "out")]) == 2
