@@ -39,6 +39,9 @@ def show(
 
     found = find_cluster(cluster)
     if way is None:
+        if out is not None:
+            raise UserError(f"--out is {out}, but a table is printed; say what to write by --for")
+
         from deployments.views.cluster_table import print_cluster
 
         print_cluster(found)

@@ -337,3 +337,5 @@ def test_files_are_written_where_they_are_wanted(tmp_path, capsys):
     assert all(Path(name).read_text().startswith("#!") for name in written)
     assert run(["cluster", "show", str(path)]) == 0
     assert "node-1" in capsys.readouterr().out
+    assert run(["cluster", "show", str(path), "--out", str(tmp_path / "none")]) == 2
+    assert "none, but a table is printed; say what to write by --for" in capsys.readouterr().err
