@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -263,12 +264,13 @@ class Tracker:
         num_left = self._spool.num_unsent + len(self._spool.aside())
         if num_left:
             uri, run_dir = redacted(self.uri), self._spool.run_dir
+            folder = quote(str(run_dir))
             logger.warning(
                 "MLflow at %s has not taken %d entries of %s yet; 'digen sync %s' sends them",
                 uri,
                 num_left,
                 self._spool.run.name,
-                run_dir if is_own(run_dir, self.uri) else f"{run_dir} --mlflow-uri {uri}",
+                folder if is_own(run_dir, self.uri) else f"{folder} --mlflow-uri {quote(uri)}",
             )
 
     def describe(self) -> str:

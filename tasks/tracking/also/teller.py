@@ -3,6 +3,7 @@
 import logging
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from threading import Event, Thread
 from time import time
 from typing import Final
@@ -57,7 +58,7 @@ class Teller:
                 "%s has not taken all of %s; 'digen sync %s' tells it again",
                 self._name,
                 self._spool.run.name,
-                self._spool.run_dir,
+                quote(str(self._spool.run_dir)),
             )
         return has_all
 

@@ -10,6 +10,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from tasks.tracking import sender
 from tasks.tracking import tracker as module
 from tasks.tracking.spool import RunOfSpool, Spool
 from tasks.tracking.tracker import Tracker
@@ -80,3 +81,14 @@ def test_a_timeline_that_is_logged_is_not_kept(tmp_path):
     assert [own() is None for own in kept] == [True, True, True]
     tracker.finish("FINISHED")
     assert len(list((tmp_path / "timelines").iterdir())) == 3
+
+
+def test_the_command_that_sends_the_rest_can_be_copied(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sender, "LAST_WORD_SECONDS", 0.0)
+    folder = tmp_path / "my run"
+    client = MagicMock()
+    client.log_batch.side_effect = ConnectionError
+    tracker = Tracker(RunConfig(), client, Spool.create(folder, RUN))
+    tracker.log_iteration(IterationRecord(0, 1, 1.0, {"a": 0.5}))
+    tracker.finish("FINISHED")
+    assert f"digen sync '{folder}' --mlflow-uri http://x' sends them" in caplog.text
