@@ -9,6 +9,7 @@
 | model | a folder that MLflow can load | a model, found again by its run |
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,9 @@ MAX_PARAMS_PER_CALL: Final = 100
 EVALUATION_TAG: Final = "digen.evaluation"
 Sized = tuple[Entry, int]
 """An entry and its length in bytes."""
+
+_NOT_IN_NAMES: Final = re.compile(r"""[/:.%"']""")
+"""Of models of a run; the registry takes all but the first two."""
 
 PARENT_TAG: Final = "mlflow.parentRunId"
 NOTE_TAG: Final = "mlflow.note.content"
@@ -129,7 +133,7 @@ class Delivery:
         if model is None or model.status != LoggedModelStatus.READY:
             model = model or client.create_logged_model(
                 run.experiment_id,
-                name=entry["name"],
+                name=_NOT_IN_NAMES.sub("-", entry["name"]),
                 source_run_id=run.mlflow_run_id,
                 tags=entry["tags"],
                 model_type=entry["model_type"],
@@ -149,8 +153,9 @@ class Delivery:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-        if any(_is_of(version.tags, entry) for version in versions):
+        # A filter by the name would not take one with a quote.
+        own = client.search_model_versions(f"run_id = '{run_id}'")
+        if any(version.name == name and _is_of(version.tags, entry) for version in own):
             return
         client.create_model_version(
             name, model.artifact_location, run_id, tags=entry["tags"], model_id=model.model_id

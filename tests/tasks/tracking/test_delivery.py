@@ -1,0 +1,41 @@
+"""What a spool holds, as MLflow takes it."""
+
+import pytest
+from mlflow import MlflowClient
+
+from tasks.tracking.delivery import Delivery
+from tasks.tracking.spool import RunOfSpool
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of MLflow in a database of its own, and a client of that."""
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment_id = client.create_experiment("e", (tmp_path / "artifacts").as_uri())
+    info = client.create_run(experiment_id).info
+    return RunOfSpool(
+        uri=uri, experiment_id=experiment_id, mlflow_run_id=info.run_id, name="r"
+    ), client
+
+
+@pytest.mark.parametrize("name", ["flux-1.5", "bob's 100%", "plain"])
+def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "MLmodel").write_text("")
+    delivery = Delivery(run[1], run[0], tmp_path)
+    entry = {
+        "key": "model 3",
+        "kind": "model",
+        "path": "model",
+        "name": name,
+        "model_type": "diffusers-lora",
+        "tags": {"digen.policy_version": "3"},
+        "step": 3,
+    }
+    delivery.deliver([entry])
+    delivery.deliver([entry])
+    (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
+    assert (version.name, version.tags) == (name, entry["tags"])
+    (model,) = run[1].search_logged_models([run[0].experiment_id])
+    assert (model.name == name) == (name == "plain")
