@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import randbelow
 from typing import BinaryIO
 
 from digen_core.errors import UserError
@@ -28,13 +29,13 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a name for the body to write under; then the file of that name becomes ``path``.
 
     If the body fails, nothing of it stays. Readers of a data set skip the other name, which begins
-    with a dot.
+    with a dot, and which nobody else has: containers that share a folder number processes alike.
 
     Args:
         path: of the file; one that is there is replaced.
         durable: Have the file and its name on disk before this returns, whatever the machine does.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{randbelow(10**15)}")
     try:
         yield unfinished
         if durable:

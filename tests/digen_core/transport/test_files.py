@@ -21,6 +21,17 @@ def test_a_body_that_fails_leaves_what_was_there(tmp_path):
     assert {own.name: own.read_text() for own in tmp_path.iterdir()} == {"profile.json": "before"}
 
 
+def test_two_that_write_a_file_at_once_do_not_meet(tmp_path):
+    """As a worker that is taken for lost and the one that does its work again."""
+    path = tmp_path / "image.png"
+    with written_whole(path) as first:
+        first.write_text("first")
+        with written_whole(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert [(own.name, own.read_text()) for own in tmp_path.iterdir()] == [("image.png", "first")]
+
+
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     kept = [
         "profile.json",
