@@ -18,6 +18,7 @@ from rich.live import Live
 from deployments.errors import RunStoppedError
 from deployments.stopping import stopping
 from deployments.views.panel import draw_page
+from deployments.views.terminal import Output
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import printable
@@ -53,7 +54,7 @@ class LiveView:
     def __init__(self, config: RunConfig, run_id: str, console: Console | None = None) -> None:
         self._progress = Progress(config)
         self._run_id = run_id
-        self._console = console or Console()
+        self._console = console or Output()
         self._is_live = self._console.is_interactive
         self._prefect: PrefectApi | None = None
         self._link, self._link_made = "", -inf

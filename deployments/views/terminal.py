@@ -1,5 +1,7 @@
 """Text and tables on the terminal: what others wrote, and how all commands print."""
 
+import signal
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -7,13 +9,15 @@ from rich.text import Text
 from digen_core.inputs.text import printable
 
 
-class _Output(Console):
+class Output(Console):
     """Standard output, which a reader that has seen enough may close, as head does."""
 
     def on_broken_pipe(self) -> None:
-        """Leave that to who ends every command; rich would end this one, as if it had failed."""
-        self.quiet = True
-        raise BrokenPipeError
+        """End the command as other programs end then, not as one that failed."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def plain(text: str) -> Text:
@@ -29,7 +33,7 @@ def terminal(width: int | None = None) -> Console:
     Args:
         width: of tables, in columns; None: the terminal's.
     """
-    return _Output(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+    return Output(markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
 
 
 def borderless(title: str | Text | None = None, *, gap: int = 2) -> Table:

@@ -86,13 +86,26 @@ def test_completion_installs_itself_for_the_shell(tmp_path):
 OUTPUTS = {"short": [], "long": ["config", "show", "shapes"], "a table": ["simulate", "D"]}
 
 
-@pytest.mark.parametrize("command", OUTPUTS.values(), ids=OUTPUTS)
+PROGRAM = "from deployments.cli import main; main()"
+TRAINING = """
+from deployments.views.live_view import LiveView
+from digen_core.config.run import RunConfig
+with LiveView(RunConfig(), "a-run"):
+    print("it goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*([PROGRAM, *own] for own in OUTPUTS.values()), [TRAINING]],
+    ids=[*OUTPUTS, "a training"],
+)
 def test_output_that_nobody_reads_is_no_failure(command):
     reader, writer = os.pipe()
     os.close(reader)
     try:
         found = subprocess.run(
-            [sys.executable, "-c", "from deployments.cli import main; main()", *command],
+            [sys.executable, "-c", *command],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
