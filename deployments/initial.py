@@ -118,6 +118,11 @@ def write_config(path: Path, answers: Answers) -> list[Path]:
     return list(files)
 
 
+def name_of(path: Path) -> str:
+    """Return the name of a config's runs: that of its file, in letters that names have."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-_.")[:100] or "run"
+
+
 def size_of(text: str | None) -> tuple[int, ...]:
     """Return the sizes in HEIGHTxWIDTH or HEIGHTxWIDTHxFRAMES; none of None.
 

@@ -39,7 +39,7 @@ def init(
         gpus: Of this machine; with several, a cluster file is written, too, for 'digen up'.
         size: Of samples: HEIGHTxWIDTH, of videos HEIGHTxWIDTHxFRAMES; default: the model's own.
     """
-    from deployments.initial import Answers, ask, size_of, write_config
+    from deployments.initial import Answers, ask, name_of, size_of, write_config
     from digen_core.config.families import FAMILIES
     from digen_core.config.model import EMBEDDED
 
@@ -60,7 +60,7 @@ def init(
     if count < 0:
         raise UserError(f"--gpus is {count}; use 0 or more")
     names = tuple(name.strip() for name in rewards)
-    answers = Answers(file.stem, family, model, prompts, evaluation, names, count, samples)
+    answers = Answers(name_of(file), family, model, prompts, evaluation, names, count, samples)
     written = write_config(file, answers)
     for path in written:
         sys.stdout.write(f"{path}\n")

@@ -43,6 +43,14 @@ def test_a_config_is_written_that_a_run_takes(here, capsys):
     assert load_config(here / "mine.toml") == config
 
 
+@pytest.mark.parametrize(
+    ("file", "name"), [("my run é.toml", "my-run"), ("_v1.5.toml", "v1.5"), ("é.toml", "run")]
+)
+def test_a_config_of_any_name_gives_its_runs_one_that_they_may_have(here, file, name, capsys):
+    assert run(["init", file, "--gpus", "0"]) == 0
+    assert load_config(here / file).name == name
+
+
 def test_samples_are_as_large_as_is_said(here, capsys):
     assert run(["make-tiny", "wan", "tiny"]) == 0
     (here / "prompts.txt").write_text("\n".join(f"a cat {n}" for n in range(40)))
