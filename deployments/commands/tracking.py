@@ -52,7 +52,8 @@ def compare(
     from deployments.views import compare as command
     from tasks.tracking.history import read_run
 
-    runs = [read_run(target, uri) for target in (run, *others)]
+    targets = (run, *others)
+    runs = command.told_apart(targets, [read_run(target, uri) for target in targets])
     names = command.metrics_to_show(runs, metric or [])
     console = terminal()
     command.print_comparison(runs, names, console)

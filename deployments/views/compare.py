@@ -1,6 +1,7 @@
 """``digen compare``: what differs between runs, and their curves together."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,20 @@ SHOWN: Final = ("evaluation/", WINS, "reward/", "train/", "throughput/", "time/i
 """What the names of metrics begin with that are shown where none are asked for."""
 SPARK_WIDTH: Final = 16
 COLUMNS: Final = 3
+
+
+def told_apart(targets: Sequence[str], runs: Sequence[RunData]) -> list[RunData]:
+    """Return runs of which those of one name, as copies have, are called as they were asked for.
+
+    Args:
+        targets: the folders, names or ids that they were asked for by.
+        runs: what they logged.
+    """
+    names = [run.name for run in runs]
+    return [
+        replace(run, name=target) if names.count(run.name) > 1 else run
+        for target, run in zip(targets, runs, strict=True)
+    ]
 
 
 def differing(sides: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

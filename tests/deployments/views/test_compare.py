@@ -77,6 +77,15 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
         assert picture.width > 900
 
 
+def test_copies_of_a_run_are_told_apart(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "slow", tmp_path / "copies" / "slow")
+    shutil.copytree(runs / "slow", tmp_path / "slow")
+    assert run(["compare", "slow", "copies/slow", "--metric", "idle/tail"]) == 0
+    lines = words(capsys.readouterr().out)
+    assert ["slow", "copies/slow", "difference"] in lines
+
+
 def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, capsys):
     for name in ("slow", "fast"):
         shutil.copytree(runs / name, tmp_path / name)
