@@ -17,7 +17,7 @@ from digen_core.errors import UserError
 from digen_core.inputs.text import printable
 from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
 from digen_core.records import Wins
-from digen_core.trace.charts import LINE_COLOURS, draw_band
+from digen_core.trace.charts import LINE_COLOURS, draw_band, verbatim
 from digen_core.trace.page import png_of
 from digen_core.transport.files import replace_bytes
 from tasks.tracking.history import RunData
@@ -196,12 +196,12 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
             steps, values = zip(*points, strict=True)
             colour = LINE_COLOURS[number % len(LINE_COLOURS)]
             style = "-" if number < len(LINE_COLOURS) else "--"
-            label = printable(run.name)
+            label = verbatim(printable(run.name))
             axes.plot(steps, values, style, color=colour, label=label, marker=".", linewidth=1.3)
             errors = dict(run.metrics.get(error_of(name), []))
             spread = [errors.get(step, 0.0) for step in steps]
             draw_band(axes, steps, values, spread, colour)
-    axes.set_title(name, loc="left", fontsize=10)
+    axes.set_title(verbatim(name), loc="left", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

@@ -17,6 +17,11 @@ LINE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 ALL_DEVICES: Final = "all devices"
 
 
+def verbatim(text: str) -> str:
+    """Return a text as Matplotlib draws it as it is: what stands between dollars is a formula."""
+    return text.replace("$", r"\$")
+
+
 def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, name: str) -> Figure:
     """Return stacked bars, of all devices and of each: the share of busy time, then of each cause.
 
@@ -45,7 +50,8 @@ def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, na
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_title(f"{name}: where {totals[0]:.4g} device seconds went", loc="left", fontsize=11)
+    title = f"{verbatim(name)}: where {totals[0]:.4g} device seconds went"
+    axes.set_title(title, loc="left", fontsize=11)
     axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", frameon=False, fontsize=8)
     return figure
 
@@ -101,7 +107,8 @@ def draw_curves(
     for number, (name, values) in enumerate(curves.items()):
         colour, style = LINE_COLOURS[number % len(LINE_COLOURS)], "os^D"[number % 4]
         marker = style if len(values) <= 30 else ""
-        axes.plot(list(values), list(values.values()), color=colour, marker=marker, label=name)
+        label, (x, y) = verbatim(name), (list(values), list(values.values()))
+        axes.plot(x, y, color=colour, marker=marker, label=label)
         spread = [errors.get(name, {}).get(iteration, 0.0) for iteration in values]
         draw_band(axes, list(values), list(values.values()), spread, colour)
     axes.set_xlabel("iteration")

@@ -18,6 +18,7 @@ from digen_core.gang.runs import runs_of
 from digen_core.inputs.text import short
 from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.operators import Operators
+from digen_core.trace.charts import verbatim
 from digen_core.trace.drawing import COLOURS
 from digen_core.trace.page import png_of
 from digen_core.transport.files import replace_bytes
@@ -84,7 +85,8 @@ def _draw_chain(axes: Axes, config: RunConfig, chain: Chain) -> None:
         axes.vlines(start - 0.07, -0.7, 1.1, color=_CUT, linewidth=2)
         axes.text(start, -0.75, crossing, fontsize=8, ha="center", va="top", color=_CUT)
     axes.set(xlim=(-0.5, len(chain.blocks) + 0.5), ylim=(-1.1, 2.1))
-    axes.set_title(f"{config.model.path}: a sample at one denoising step", fontsize=10, loc="left")
+    title = f"{verbatim(config.model.path)}: a sample at one denoising step"
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_axis_off()
 
 

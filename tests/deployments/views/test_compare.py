@@ -80,10 +80,12 @@ def test_it_shows_what_differs_and_nothing_else(runs, tmp_path, capsys):
 def test_copies_of_a_run_are_told_apart(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "slow", tmp_path / "copies" / "slow")
+    shutil.copytree(runs / "slow", tmp_path / r"a $\frac$ b")  # no formula of the picture's
     shutil.copytree(runs / "slow", tmp_path / "slow")
     assert run(["compare", "slow", "copies/slow", "--metric", "idle/tail"]) == 0
     lines = words(capsys.readouterr().out)
     assert ["slow", "copies/slow", "difference"] in lines
+    assert run(["compare", "slow", r"a $\frac$ b", "--metric", "idle/tail"]) == 0
 
 
 def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, capsys):

@@ -76,6 +76,11 @@ def test_the_idle_table_adds_up_to_all_device_time(run_dir, capsys):
     assert seconds["switch"] == 0
 
 
+def test_dollars_in_the_name_of_a_run_make_no_formula(run_dir, capsys):
+    other = run_dir.rename(run_dir.with_name(r"a $\frac$ b"))
+    assert run(["report", str(other)]) == 0
+
+
 def test_in_a_narrow_terminal_nothing_is_cut(run_dir, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "44")
     assert run(["report", str(run_dir)]) == 0
