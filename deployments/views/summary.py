@@ -134,4 +134,7 @@ def _ordered(report: EvaluationReport) -> list[str]:
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

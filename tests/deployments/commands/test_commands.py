@@ -126,9 +126,9 @@ def test_a_summary_says_if_nothing_was_learnt_and_how_long_it_took():
         view="mlflow ui",
     )
 
-    def lines_of(own):
+    def lines_of(own, seconds=90.2):
         console = Console(file=io.StringIO(), width=200)
-        print_run(own, 90.2, console)
+        print_run(own, seconds, console)
         return console.file.getvalue().splitlines()
 
     why = "no iteration made an update: each group's rewards were equal, or a number was missing"
@@ -138,6 +138,8 @@ def test_a_summary_says_if_nothing_was_learnt_and_how_long_it_took():
     assert (
         sum("1 min 30 s in all, 1 min 2 s of them with the workers" in line for line in lines) == 1
     )
+    (line,) = (line for line in lines_of(report, 180_000) if "in all" in line)
+    assert "evaluation, 50 h 0 min in all" in line
 
 
 def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
