@@ -220,7 +220,8 @@ def _got(value: object, choices: str) -> str:
 def describe_fields(error: ValidationError, model: type[BaseModel]) -> str:
     """Say all of a validation error of another file than a config in one line."""
     problems = []
-    above = {item["loc"][:-1] for item in error.errors()}
+    places = [item["loc"] for item in error.errors()]
+    above = {place[:length] for place in places for length in range(len(place))}
     for item in error.errors():
         if item["type"] == "too_short" and item["loc"] in above:  # it counts those that are right
             continue

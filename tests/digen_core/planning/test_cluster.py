@@ -254,6 +254,14 @@ def test_one_device_is_too_few(tmp_path):
         load_cluster(path)
 
 
+def test_a_wrong_device_is_told_and_not_that_there_is_none(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('devices = [{ kind = "h100", count = 20000 }]')
+    with pytest.raises(UserError, match=r"devices\.0\.count: must be at most") as error:
+        load_cluster(path)
+    assert "or more values" not in str(error.value)
+
+
 def test_costs_that_nobody_knows(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 2 }]')
