@@ -24,6 +24,9 @@ from digen_core.transport.metrics import METRICS_OF_RUN, last_metrics
 LOCK_OF_RUN: Final = ".lock"
 """Held, and written into, by the process that trains."""
 
+MOST_BYTES: Final = 2**20
+"""Of what a run told MLflow, that are read: its end tells the state."""
+
 State = Literal["running", "finished", "stopped"]
 
 
@@ -98,9 +101,7 @@ def state_of(run_dir: Path) -> RunState:
     after, version = evaluations.get("after"), last.version if last else 0
     newest = max(evaluations.values(), key=lambda report: report.version, default=None)
     done = last.iteration + 1 if last else 0
-    is_over = after is not None and after.version == version
-    if is_over and total is not None and done < total:  # it met another limit, or was resumed
-        is_over = not _ended_otherwise(run_dir)
+    is_over = after is not None and after.version == version and not _ended_otherwise(run_dir)
     state: State = "running" if holder_of(run_dir) else "finished" if is_over else "stopped"
     return RunState(run_dir, _began(run_dir), state, done, total, last, newest)
 
@@ -168,13 +169,18 @@ def _began(run_dir: Path) -> datetime:
 
 
 def _ended_otherwise(run_dir: Path) -> bool:
-    """Say whether the last that a run told MLflow of its state is that it goes on, or failed."""
+    """Say whether the last that a run told MLflow of its state is that it goes on, or failed.
+
+    As one that was killed while it exported, or was resumed and killed.
+    """
     try:
-        told = (run_dir / "tracking" / "entries.jsonl").read_text(errors="replace")
+        with (run_dir / "tracking" / "entries.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+            told = file.read()
     except OSError:  # it was not tracked
         return False
-    words = re.findall(r'"kind": "status", "status": "(\w+)"', told)
-    return bool(words) and words[-1] != "FINISHED"
+    words = re.findall(rb'"kind": "status", "status": "(\w+)"', told)
+    return bool(words) and words[-1] != b"FINISHED"
 
 
 def _last_record(run_dir: Path) -> IterationRecord | None:

@@ -53,7 +53,10 @@ def test_a_run_is_over_when_its_last_version_is_evaluated(run):
 
 
 @pytest.mark.parametrize(("last", "state"), [("RUNNING", "stopped"), ("FINISHED", "finished")])
-def test_a_run_that_was_resumed_and_killed_is_not_over(run, last, state):
+@pytest.mark.parametrize("num_iterations", [2, 5])  # of which two are done
+def test_a_run_that_was_killed_when_it_was_evaluated_is_not_over(run, last, state, num_iterations):
+    config = RunConfig(num_iterations=num_iterations)
+    (run / CONFIG_OF_RUN).write_text(config.model_dump_json())
     evaluate(run, "after", 2)
     (run / "tracking").mkdir()
     told = [
