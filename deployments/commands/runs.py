@@ -206,7 +206,7 @@ def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
 
     ended = cancel_run(folder)
     how = "nothing is left to do"
-    if ended.num_left or ended.num_iterations is None:
+    if ended.state != "finished":
         how = f"resume it with: digen train --resume {quote(str(folder))}"
     sys.stdout.write(f"{folder.name} ended after {ended.num_done} iterations; {how}\n")
     return 0

@@ -55,11 +55,6 @@ class RunState:
     last: IterationRecord | None
     evaluation: EvaluationReport | None  # the newest of its own
 
-    @property
-    def num_left(self) -> int:
-        """Iterations that the config asks for and that are not done."""
-        return max(0, (self.num_iterations or 0) - self.num_done)
-
 
 def runs_in(runs_dir: Path) -> list[Path]:
     """Return the folders of runs, the oldest first.

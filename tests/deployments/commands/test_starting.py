@@ -258,9 +258,10 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_a_run_is_cancelled_by_its_name(here, capsys):
+@pytest.mark.parametrize("num_done", [3, 4])  # of four, after which it is evaluated and exported
+def test_a_run_is_cancelled_by_its_name(num_done, here, capsys):
     """The process that holds it gets what Ctrl-C sends, and the command waits for its end."""
-    folder = leave_run(here / "runs" / "shapes-1", 3)
+    folder = leave_run(here / "runs" / "shapes-1", num_done)
     command = [sys.executable, "-c", HOLD, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "holds\n"
@@ -271,7 +272,8 @@ def test_a_run_is_cancelled_by_its_name(here, capsys):
         assert process.wait(timeout=60) == 0
     out = capsys.readouterr().out
     assert out == (
-        "shapes-1 ended after 3 iterations; resume it with: digen train --resume runs/shapes-1\n"
+        f"shapes-1 ended after {num_done} iterations; resume it with: "
+        "digen train --resume runs/shapes-1\n"
     )
     assert state_of(folder).state == "stopped"
     assert run(["cancel", "runs/shapes-1"]) == 2

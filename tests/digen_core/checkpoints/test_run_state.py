@@ -40,7 +40,6 @@ def test_how_far_a_run_is(run):
     evaluate(run, "before", 0)
     found = state_of(run)
     assert (found.state, found.num_done, found.num_iterations) == ("stopped", 2, 5)
-    assert found.num_left == 3
     assert found.last.version == 2
     assert found.evaluation.version == 0
 
@@ -105,7 +104,6 @@ def test_damaged_files_are_left_out(run, caplog):
     (run / CONFIG_OF_RUN).write_text("null")
     found = state_of(run)
     assert found.num_iterations is None
-    assert found.num_left == 0
     assert found.evaluation.version == 0
     assert evaluations_of(run).keys() == {"before"}
     assert "after.json is damaged and left out" in caplog.text
