@@ -126,7 +126,8 @@ def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
         policy.whole = trained_of_whole(policy, config.train.lora)
     with torch.device("meta"):
         prepare(policy, config.model_copy(update={"model": model}))
-    policy.pipeline.vae.to(policy.vae_dtype(TORCH_DTYPES[model.dtype]))
+    dtypes = policy.dtypes(TORCH_DTYPES[model.dtype])
+    policy.pipeline.vae.to(dtypes.get("vae", dtypes["default"]))
     return policy
 
 

@@ -71,14 +71,13 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """Return what the loader has to know."""
     model, family = config.model, FAMILIES[config.model.family]
     adapter = adapter_of(model.family)
-    vae_dtype = adapter.vae_dtype(TORCH_DTYPES[model.dtype])
+    dtypes = adapter.dtypes(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.source),
         # None: the one that its index names, which of a model of two pipelines is the plain one.
         "pipeline": family.editors[0] if model.source_image and family.edits_if else None,
         "revision": model.revision,
-        "dtype": model.dtype,
-        "vae_dtype": str(vae_dtype).removeprefix("torch."),
+        "dtypes": {part: str(dtype).removeprefix("torch.") for part, dtype in dtypes.items()},
         "device": None,
         "is_lora": config.train.lora is not None,
         "adapters": [

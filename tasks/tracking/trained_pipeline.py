@@ -117,15 +117,15 @@ class TrainedPipeline:
     @cached_property
     def _pipeline(self) -> Any:
         config = self._config
-        dtype, vae_dtype = (getattr(torch, config[name]) for name in ("dtype", "vae_dtype"))
+        dtypes = {part: getattr(torch, name) for part, name in config["dtypes"].items()}
         parts: dict[str, Any] = {}
         if not config["is_lora"]:
             for part, folder in self._transformers().items():
-                parts[part] = AutoModel.from_pretrained(str(folder), dtype=dtype)
+                parts[part] = AutoModel.from_pretrained(str(folder), dtype=dtypes["default"])
         pipeline = getattr(diffusers, config["pipeline"] or "DiffusionPipeline").from_pretrained(
             config["base_model"],
             revision=config["revision"],
-            dtype={"default": dtype, "vae": vae_dtype},
+            dtype=dtypes,
             **parts,
         )
         _make_load_loras(pipeline)

@@ -26,6 +26,7 @@ class SanaPolicy(PipelinePolicy):
 
     pipeline_class = SanaPipeline
     vae_class = AutoencoderDC
+    not_in_float16 = ("text_encoder", "vae")
     uses_cfg = True
 
     @classmethod
@@ -91,7 +92,7 @@ class SanaPolicy(PipelinePolicy):
             max_sequence_length=self.config.max_sequence_length,
             complex_human_instruction=instruction,
         )
-        return {"prompt_embeds": prompt_embeds, "mask": mask}
+        return {"prompt_embeds": prompt_embeds.to(self.dtype), "mask": mask}
 
     def shapes_of_embeddings(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a prompt's ``prompt_embeds`` and ``mask``."""

@@ -39,6 +39,7 @@ class FamilyPipeline(ABC):
     pipeline_class: ClassVar[Any]
     vae_class: ClassVar[Any]
     vae_in_float32: ClassVar[bool] = False  # also where the model is half precision
+    not_in_float16: ClassVar[tuple[str, ...]] = ()  # parts that overflow in it: bfloat16 then
     unused_parts: ClassVar[tuple[str, ...]] = ()  # of the pipeline, which nobody loads
 
     @classmethod
@@ -66,7 +67,7 @@ class FamilyPipeline(ABC):
         pipeline = kind.from_pretrained(
             config.source,
             revision=config.revision,
-            dtype={"default": dtype, "vae": cls.vae_dtype(dtype)},
+            dtype=cls.dtypes(dtype),
             **left_out,
         )
         pipeline.set_progress_bar_config(disable=True)
@@ -106,9 +107,14 @@ class FamilyPipeline(ABC):
         return Path(cls.class_of(config).download(config.source, revision=config.revision))
 
     @classmethod
-    def vae_dtype(cls, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype that the VAE has beside a transformer of a dtype."""
-        return torch.promote_types(dtype, torch.float32) if cls.vae_in_float32 else dtype
+    def dtypes(cls, dtype: torch.dtype) -> dict[str, torch.dtype]:
+        """Return what from_pretrained takes: dtypes of parts, of all others the model's."""
+        found = {"default": dtype}
+        if cls.vae_in_float32:
+            found["vae"] = torch.promote_types(dtype, torch.float32)
+        if dtype == torch.float16:
+            found |= dict.fromkeys(cls.not_in_float16, torch.bfloat16)
+        return found
 
     @classmethod
     def packages(cls, config: ModelConfig) -> tuple[str, ...]:

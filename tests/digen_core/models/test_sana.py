@@ -58,6 +58,22 @@ def test_tokens_are_counted_of_what_the_pipeline_makes_of_a_prompt(folder):
     assert counts[0] == counts[1]
 
 
+def test_in_float16_what_overflows_there_is_bfloat16(folder, tmp_path):
+    pipeline = stock(folder)
+    for layer in (pipeline.text_encoder.embed_tokens, pipeline.vae.decoder.conv_in):
+        layer.weight.data *= 1e6
+    pipeline.save_pretrained(tmp_path)
+    half = load_tiny(str(tmp_path), "sana", "float16")
+    assert half.dtype == torch.float16
+    assert half.pipeline.text_encoder.dtype == half.pipeline.vae.dtype == torch.bfloat16
+    condition = half.embed(PROMPTS)
+    assert condition["prompt_embeds"].dtype == torch.float16
+    velocity = velocity_of(half, half.encode(["a red circle"] * 3))
+    assert half.decode(velocity).isfinite().all()
+    exact = load_tiny(str(tmp_path), "sana").embed(PROMPTS)["prompt_embeds"]
+    assert (condition["prompt_embeds"] - exact).norm() < 0.05 * exact.norm()
+
+
 def test_samples_are_the_stock_pipelines(folder, tiny_families):
     policy = load_tiny(folder, "sana")
     prompts = [*map(Prompt, PROMPTS)]
