@@ -98,7 +98,7 @@ def draw_page(run_id: str, progress: Progress, width: int, height: int, link: st
         sections.append(_devices(busy, progress.idle))
     head = _bar(progress)
     foot = Text(link, style="dim", overflow="fold")
-    link_lines = ceil(len(link) / (width - FRAME_COLUMNS))
+    link_lines = ceil(len(link) / max(1, width - FRAME_COLUMNS))
     room = height - FRAME_LINES - len(head) - link_lines
     gap = 1 if sum(s.lines + 1 for s in sections) <= room else 0
     parts: list[RenderableType] = [*head]

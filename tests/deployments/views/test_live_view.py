@@ -10,7 +10,7 @@ from rich.console import Console
 from deployments.errors import RunStoppedError
 from deployments.operation.prefect_server import PrefectApi
 from deployments.views.live_view import LiveView
-from deployments.views.panel import share_lines
+from deployments.views.panel import draw_page, share_lines
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.maths.statistics import error_of
@@ -326,6 +326,16 @@ def test_the_page_fits_the_terminal(width, height, num_devices):
         assert text.count("0.500 ± 0.125") >= 4
         assert text.count("±") >= 10
         assert "…" not in line_with(text, "change")
+
+
+def test_a_terminal_of_any_size_has_a_page():
+    """It is drawn by a thread, which an error would end."""
+    view = LiveView(RunConfig(num_iterations=110), "shapes-20260101-120000", terminal())
+    big_run(view, 2)
+    for width in range(1, 12):
+        for height in range(8):
+            page = draw_page("a-run", view._progress, width, height, "Prefect  http://x:4200")
+            Console(file=io.StringIO(), width=width, height=height).print(page)
 
 
 @pytest.mark.parametrize(
