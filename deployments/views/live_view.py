@@ -4,7 +4,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
 from shlex import quote
@@ -83,7 +83,8 @@ class LiveView:
     ) -> None:
         """Leave the last page on the screen."""
         self.on_phase(_how_it_ended(error_type))
-        self._cleanup.close()
+        with suppress(OSError):
+            self._cleanup.close()
 
     def on_phase(self, text: str) -> None:
         """Show what begins, such as "starting workers"."""
@@ -149,7 +150,9 @@ class LiveView:
 
     def _say(self, line: str) -> None:
         time, line = duration(self._progress.elapsed_seconds), printable(redacted(line))
-        self._console.print(f"{time:>7}  {line}", soft_wrap=True, markup=False, highlight=False)
+        text = f"{time:>7}  {line}"
+        with suppress(OSError):  # the terminal is gone, or the log's disk full; the run goes on
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def _iteration_line(self, record: IterationRecord) -> str:
         total, left = self._progress.config.num_iterations, self._progress.seconds_left

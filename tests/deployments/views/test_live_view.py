@@ -1,6 +1,8 @@
+import errno
 import io
 import logging
 import math
+import os
 import sys
 from dataclasses import replace
 
@@ -186,6 +188,22 @@ def test_log_lines_do_not_tear_the_page(monkeypatch):
     lines = screen.getvalue().splitlines()
     (index,) = [i for i, line in enumerate(lines) if line.endswith("a worker is slow")]
     assert lines[index + 1].startswith("╭")  # the page is drawn again, below
+
+
+class Gone(io.StringIO):
+    """A terminal that is there no more, as after a lost connection."""
+
+    def write(self, text):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_run_goes_on_when_its_terminal_is_gone(is_terminal):
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=100, color_system=None)
+    with LiveView(RunConfig(), "shapes-20260101-120000", console) as view:
+        console.file = Gone()
+        view.on_warning("a worker is lost")
+        view.on_iteration(record_of(0))
 
 
 def test_time_left_follows_the_last_iterations():
