@@ -1,19 +1,19 @@
 """Pictures of samples: grids with their prompts, animations of videos, and small ones."""
 
-import textwrap
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from tasks.views.labels import font_of, wrapped
 
 FRAME_MS: Final = 120  # of an animation
 CELL_PIXELS: Final = 96
 """Smaller images are enlarged to this, or a little less, by a whole factor."""
 MAX_CELL_PIXELS: Final = 192
 """Larger images are shrunk to this."""
-LABEL_CHARACTERS: Final = 24
 LABEL_PIXELS: Final = 184
 THUMBNAIL_BYTES: Final = 12_288  # it travels on a receipt, and in pages' text
 QUALITIES: Final = (85, 70, 50, 30, 10)  # of JPEG; the last one suffices for noise
@@ -42,11 +42,10 @@ def draw_grid(title: str, prompts: Sequence[str], images: np.ndarray) -> Image.I
     top = LINE_PIXELS + 2 * GAP_PIXELS
     grid = Image.new("RGB", (LABEL_PIXELS + columns * across, top + rows * down), "white")
     draw = ImageDraw.Draw(grid)
-    font = ImageFont.load_default(size=13)
-    draw.text((GAP_PIXELS, GAP_PIXELS), title, fill="black", font=font)
+    draw.text((GAP_PIXELS, GAP_PIXELS), title, fill="black", font=font_of(title))
     for row, prompt in enumerate(prompts):
-        num_lines = max(1, down // LINE_PIXELS)
-        label = textwrap.fill(prompt, LABEL_CHARACTERS, max_lines=num_lines, placeholder=" ...")
+        font = font_of(prompt)
+        label = wrapped(prompt, font, LABEL_PIXELS - 2 * GAP_PIXELS, max(1, down // LINE_PIXELS))
         draw.text((GAP_PIXELS, top + row * down), label, fill="black", font=font)
         for column, cell in enumerate(cells[row]):
             grid.paste(cell, (LABEL_PIXELS + column * across, top + row * down))
