@@ -73,7 +73,7 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
     from digen_core.preflight.reward_probe import probe_before_start
     from digen_core.preflight.run import check_judged
 
-    check_judged(config, run_dir, asked.suite)  # refused before anything starts
+    check_judged(config, run_dir, asked)  # refused before anything starts
     probe_before_start(config, warn, is_evaluation=True)
     mlflow_of_environment()
     with orchestrated(config) as view:

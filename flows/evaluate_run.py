@@ -62,7 +62,7 @@ def evaluate_run(
     run_dir = latest_run(Path("runs")) if run == LATEST else Path(run)
     asked = Judging(prompts, samples_per_prompt, suite, settings or {})
     config = judged_config(run_dir, asked)
-    check_judged(config, run_dir, suite)
+    check_judged(config, run_dir, asked)
     with reopen_run(config, run_dir) as reopened:
         if first := evaluations_of(run_dir).get(FIRST):
             reopened.progress.evaluated(FIRST, first)

@@ -7,6 +7,7 @@ need no torch come first, so that the usual mistakes show at once.
 from importlib.util import find_spec
 from pathlib import Path
 
+from digen_core.checkpoints.judging import Judging
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
 from digen_core.checkpoints.suites import SuiteName
 from digen_core.config.load import config_of_run
@@ -66,13 +67,13 @@ def check_inputs(config: RunConfig) -> None:
     check_shown(config.model, [*train, *evaluation])
 
 
-def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> None:
+def check_judged(config: RunConfig, run_dir: Path, asked: Judging) -> None:
     """Check a finished run's folder, and prompts, rewards and model of the config that judges it.
 
     Args:
         config: to judge it with.
         run_dir: folder of the run.
-        suite: that it is of, if any.
+        asked: what it is of.
 
     Raises:
         ConfigError: as `check_inputs` and `check_suite` do.
@@ -80,10 +81,23 @@ def check_judged(config: RunConfig, run_dir: Path, suite: SuiteName | None) -> N
     """
     check_run_folder(run_dir)
     last_checkpoint(run_dir / CHECKPOINTS_OF_RUN)
-    if suite is None:
+    if asked.suite is None:
         check_inputs(config)
-    else:
-        check_suite(config, config_of_run(run_dir))
+        return
+    if asked.prompts is None:
+        _check_own_prompts(config, asked.suite)
+    check_suite(config, config_of_run(run_dir))
+
+
+def _check_own_prompts(config: RunConfig, suite: SuiteName) -> None:
+    """Check that the prompts of a run have what a suite reads beside them."""
+    try:
+        evaluation_prompts(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the suite {suite} is for prompts of its own, which --prompts names "
+            f"(docs/rewards.md); the run's cannot be judged by it: {error}"
+        ) from error
 
 
 def check_suite(config: RunConfig, trained: RunConfig) -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from digen_core.checkpoints.judging import Judging
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
     LINEAGE_OF_RUN,
@@ -86,4 +87,4 @@ def test_it_is_told_that_an_older_version_is_evaluated(checkpoints, tmp_path, to
 def test_a_run_without_a_whole_version_is_refused_before_anything_starts(checkpoints, tmp_path):
     cut_off(checkpoints[0])
     with pytest.raises(DamagedError, match=r"v0002 is damaged: "):
-        check_judged(RunConfig(), tmp_path, None)
+        check_judged(RunConfig(), tmp_path, Judging())

@@ -92,6 +92,8 @@ def test_a_run_is_judged_by_geneval(tree, metadata, tmp_path, prefect_backend):
     (tmp_path / "evaluation.txt").write_text("of the run\n")
     with pytest.raises(UserError, match="has no column 'tag'"):
         check_suite(judged_config(run_dir, Judging(suite="geneval")), config)
+    with pytest.raises(UserError, match=r"for prompts of its own, which --prompts names .*'tag'"):
+        evaluate_run(str(run_dir), suite="geneval", settings=models)
 
 
 def test_the_tasks_of_the_suite_are_those_of_its_reward():
