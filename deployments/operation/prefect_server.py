@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
+import psutil
 from prefect import State
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
@@ -40,6 +41,7 @@ from tasks.cluster.tied import AGAIN
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
+END_SECONDS = 20.0
 LOOK_SECONDS = 5.0
 NEWER_DATABASE = "Can't locate revision"
 """What Alembic says in the log of a server that does not know its database's tables yet."""
@@ -172,11 +174,7 @@ def _started(log_path: Path) -> Iterator[tuple[PrefectApi, "subprocess.Popen[byt
                 yield api, process
                 return
         finally:
-            process.terminate()
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _end(process)
         if is_free(port):  # it is not the port
             break
     if NEWER_DATABASE in log_path.read_text(errors="replace")[-LAST_CHARACTERS:]:
@@ -205,6 +203,19 @@ def _start(api: PrefectApi, log_path: Path) -> "subprocess.Popen[bytes]":
             start_new_session=True,  # Ctrl-C reaches the run first, which then ends the server
             env={**os.environ, **COMMAND_SETTINGS, **server_settings(api.url, api.auth)},
         )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server that was started here; one that is frozen is killed with what it is tied to."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=END_SECONDS)
+        return
+    tied = psutil.Process(process.pid)
+    for own in (tied, *tied.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            own.kill()
+    process.wait()
 
 
 def variables_of(folder: Path, port: int | str) -> Path:

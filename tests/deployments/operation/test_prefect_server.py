@@ -5,13 +5,16 @@ import re
 import signal
 import socket
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 from uuid import uuid4
 
+import psutil
 import pytest
 from prefect.states import Paused
 
 from deployments.operation import prefect_server
+from deployments.operation.state import alive_after
 from deployments.processes import prefect_server_of
 from digen_core.errors import UserError
 from support.mlflow_server import free_port
@@ -138,6 +141,26 @@ def test_a_server_that_cannot_start_is_not_tried_elsewhere(monkeypatch, tmp_path
         pass
     assert len(tried) == 1
     assert "no disk" in (tmp_path / "prefect-server.log").read_text()
+
+
+FROZEN = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+def test_a_server_that_is_frozen_ends_with_its_command(monkeypatch, tmp_path):
+    """What it is tied to cannot end it, and is killed: the server was left."""
+    configure(monkeypatch, None)
+    monkeypatch.setattr(prefect_server, "server_command", lambda *_: [sys.executable, "-c", FROZEN])
+    monkeypatch.setattr(prefect_server, "END_SECONDS", 1.0)
+    log = tmp_path / "prefect-server.log"
+    monkeypatch.setattr(prefect_server, "_is_ours_soon", lambda *_: comes_to(log.read_text))
+    with prefect_server._started(log):
+        server = psutil.Process(int(log.read_text()))
+        assert comes_to(lambda: server.status() == psutil.STATUS_STOPPED)
+    try:
+        assert not alive_after([server], 10)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
 
 
 def test_a_database_of_a_newer_prefect_is_told(monkeypatch, tmp_path):
