@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from prefect import get_client, runtime
@@ -53,6 +53,10 @@ from tasks.tracking import Tracker
 from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
 
+LOOK_SECONDS: Final = 2.0
+"""How long a lock is tried: who looks whether a run is trained, such as ``digen ls``, shares it for
+a moment, as does ``digen sync``."""
+
 
 @contextmanager
 def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
@@ -78,7 +82,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         UserError: another process has the lock.
     """
     path = run_dir / LOCK_OF_RUN
-    with try_lock(path) as is_ours:
+    with try_lock(path, seconds=LOOK_SECONDS) as is_ours:
         if not is_ours:
             raise trained_elsewhere(run_dir, path.read_text())
         path.write_text(f"{os.getpid()} on {os.uname().nodename}")

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbelow
-from typing import BinaryIO
+from time import monotonic, sleep
+from typing import BinaryIO, Final, TextIO
 
 from digen_core.errors import UserError
+
+POLL_SECONDS: Final = 0.05
+"""Between two tries of a lock."""
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -182,15 +186,26 @@ def inside(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
+def try_lock(path: Path, *, shared: bool = False, seconds: float = 0.0) -> Iterator[bool]:
     """Yield whether no other process has the lock; then it is held while the body runs.
 
     A process that dies lets go. The file stays, with what its holder writes into it.
+
+    Args:
+        path: of the file; made if it is missing.
+        shared: hold it beside others that share it.
+        seconds: for which it is tried again.
     """
+    kind, deadline = fcntl.LOCK_SH if shared else fcntl.LOCK_EX, monotonic() + seconds
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        while not (is_ours := _locks(file, kind)) and monotonic() < deadline:
+            sleep(POLL_SECONDS)
+        yield is_ours
+
+
+def _locks(file: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

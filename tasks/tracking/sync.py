@@ -7,10 +7,11 @@ from time import time, time_ns
 
 from mlflow import MlflowClient
 
+from digen_core.checkpoints.run_state import LOCK_OF_RUN
 from digen_core.config.load import config_of_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
-from digen_core.transport.files import inside
+from digen_core.transport.files import inside, try_lock
 from tasks.tracking.also.places import check_places
 from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
@@ -47,6 +48,30 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
             that is neither the environment's nor the file beside it; or nobody is logged in to a
             place that is told, too.
     """
+    spool = _spool_of(run_dir)
+    run = spool.run.model_copy(update={"uri": uri or _own_uri(run_dir, spool.run.uri)})
+    before = spool.num_unsent + len(spool.aside())
+    # Nobody is to resume the run meanwhile: it would be told of as killed while it goes on.
+    idle = try_lock(inside(run_dir, LOCK_OF_RUN), shared=True)
+    with spool.sending() as may_send, idle as is_idle:
+        if not (may_send and is_idle):
+            return Sent(run.name, run.uri, 0, before, is_busy=True)
+        if not _has_ended(spool):
+            end = {"status": "KILLED", "message": "its process ended without a word"}
+            spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
+            before += 1
+    Sender(spool, Delivery(MlflowClient(run.uri), run, run_dir)).close()
+    left = spool.num_unsent + len(spool.aside())
+    also, not_yet = _tell_others(spool)
+    return Sent(run.name, run.uri, before - left, left, False, also, not_yet)
+
+
+def _spool_of(run_dir: Path) -> Spool:
+    """Return the spool of a run's folder, which leads nowhere else.
+
+    Raises:
+        UserError: the folder holds nothing for MLflow, or leads out of itself.
+    """
     inside(run_dir, FOLDER)
     spool = Spool.open(run_dir)
     if spool is None and (run_dir / FOLDER).is_dir():
@@ -59,19 +84,7 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
     for entry in spool.read():
         if entry["kind"] in ("file", "model"):
             inside(run_dir, str(entry.get("path", "")))
-    run = spool.run.model_copy(update={"uri": uri or _own_uri(run_dir, spool.run.uri)})
-    before = spool.num_unsent + len(spool.aside())
-    with spool.sending() as may_send:
-        if not may_send:
-            return Sent(run.name, run.uri, 0, before, is_busy=True)
-    if not _has_ended(spool):
-        end = {"status": "KILLED", "message": "its process ended without a word"}
-        spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
-        before += 1
-    Sender(spool, Delivery(MlflowClient(run.uri), run, run_dir)).close()
-    left = spool.num_unsent + len(spool.aside())
-    also, not_yet = _tell_others(spool)
-    return Sent(run.name, run.uri, before - left, left, False, also, not_yet)
+    return spool
 
 
 def _tell_others(spool: Spool) -> tuple[tuple[str, ...], tuple[str, ...]]:

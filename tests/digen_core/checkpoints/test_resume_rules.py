@@ -10,11 +10,13 @@ from deployments.overrides import config_of
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, name_of_state
 from digen_core.checkpoints.resume import newest_run, resumption_of
 from digen_core.checkpoints.retention import evaluations_of
+from digen_core.checkpoints.run_state import LOCK_OF_RUN
 from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN, load_config
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.files import try_lock
 from digen_core.transport.metrics import read_metrics, write_metrics
 from flows.reopen import discard, folder_to_resume, locked, resuming
 from support.checkpoints import EVALUATION_PROMPTS, PROMPTS, position_of, state_of
@@ -176,6 +178,17 @@ def test_two_do_not_write_to_one_run(run_dir):
         pass
     assert str(error.value).startswith(f"{run_dir} is being trained by process {os.getpid()} on ")
     with resuming(changed(run_dir), run_dir):  # it was let go
+        pass
+
+
+def test_who_looks_at_a_run_does_not_keep_it_from_being_resumed(run_dir, monkeypatch):
+    """As `digen ls`, which shares the lock of a run for a moment to see whether it is trained."""
+    look = try_lock(run_dir / LOCK_OF_RUN, shared=True)
+    assert look.__enter__()
+    monkeypatch.setattr(
+        "digen_core.transport.files.sleep", lambda _: look.__exit__(None, None, None)
+    )
+    with resuming(changed(run_dir), run_dir):
         pass
 
 
