@@ -163,10 +163,12 @@ class Conductor:
         """Finish what has begun and wait, while a person wants the run to pause."""
         run, reached = self._run, None
         while run.control.held:
-            if reached is None and self._num_offered == self._first + len(self._published):
-                reached, text = time(), f"paused after iteration {self._num_offered}"
+            if self._num_offered == self._first + len(self._published):
+                text = f"paused after iteration {self._num_offered}"
                 run.control.reach_boundary(text)
-                say(f"{text}; resume it in Prefect")
+                if reached is None:
+                    reached = time()
+                    say(f"{text}; resume it in Prefect")
             self._memory.stir()
             self._advance()
         if reached is not None:

@@ -71,7 +71,9 @@ class Control:
             raise RunCancelledError(self._stopped)
 
     def reach_boundary(self, text: str) -> None:
-        """Note that everything that had begun is finished.
+        """Note that everything that had begun is finished; to be called again while that is so.
+
+        A server that is away is told by one of the next calls.
 
         Raises:
             Pause: the process is to end; a Prefect worker starts it again.
@@ -80,8 +82,14 @@ class Control:
             return
         # Without the time after which Prefect would not resume it any more.
         state: State[Any] = Suspended(message=f"{text}; Resume goes on from there")
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(self._to_suspend, state, force=True)
+        try:
+            with (
+                temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+                get_client(sync_client=True) as client,
+            ):
+                client.set_flow_run_state(self._to_suspend, state, force=True)
+        except (HTTPError, ValueError):  # it is down, or its proxy answers for it
+            return
         raise Pause(state=state)
 
     def see(self, run: FlowRun, client: SyncPrefectClient) -> None:

@@ -3,12 +3,16 @@
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from queue import Queue
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from httpx import ConnectError
 from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import Pause
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Paused, Running, Suspended
 
+from flows.runtime import conductor
 from flows.runtime import requests as control
 from flows.runtime.requests import Control, RunCancelledError, ending_as_asked
 
@@ -116,6 +120,45 @@ def test_a_suspended_run_that_another_process_took_over_stops(see):
     assert states == []
     with pytest.raises(RunCancelledError, match="another process"):
         seen.check()
+
+
+def test_a_server_that_is_away_when_a_run_is_suspended_is_told_later(see, monkeypatch):
+    """Prefect's client asks a server only once to which it has not been connected before."""
+    failures = iter([ConnectError("refused"), ValueError("<html> is no answer")])
+
+    class Client(Server):
+        def set_flow_run_state(self, flow_run_id, state, force):
+            if error := next(failures, None):
+                raise error
+            super().set_flow_run_state(flow_run_id, state, force)
+
+    client = Client()
+    monkeypatch.setattr(control, "get_client", lambda **_: nullcontext(client))
+    seen, _, _ = see(Suspended(), deployment_id=uuid4())
+    for _ in range(2):
+        seen.reach_boundary("paused after iteration 2")
+    with pytest.raises(Pause):
+        seen.reach_boundary("paused after iteration 2")
+    assert [state.name for state in client.states] == ["Suspended"]
+
+
+def test_a_run_that_is_held_reaches_its_boundary_until_that_is_told(see, monkeypatch):
+    said, boundaries = [], []
+    seen, _, _ = see(Paused())
+    turns = iter((Paused(), Paused(), Running()))
+    held = SimpleNamespace(
+        _run=SimpleNamespace(control=seen, progress=SimpleNamespace(paused=lambda seconds: None)),
+        _first=0,
+        _num_offered=1,
+        _published={0},
+        _memory=SimpleNamespace(stir=lambda: None),
+        _advance=lambda: see(next(turns)),
+    )
+    monkeypatch.setattr(seen, "reach_boundary", boundaries.append)
+    monkeypatch.setattr(conductor, "say", said.append)
+    conductor.Conductor._hold(held)
+    assert boundaries == ["paused after iteration 1"] * 3
+    assert said == ["paused after iteration 1; resume it in Prefect", "resumed"]
 
 
 def test_a_flow_that_is_stopped_ends_as_cancelled():
