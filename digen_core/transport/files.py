@@ -4,7 +4,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbelow
@@ -60,15 +60,26 @@ def append_line(path: Path, line: str) -> None:
         path: of the file; made if it is missing.
         line: without its end.
     """
-    with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with appending(path) as append:
+        append(line)
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[Callable[[str], None]]:
+    """Yield what adds a line to a file, as ``append_line`` does, while no other process appends."""
+
+    def append(line: str) -> None:
         end = _end_of_last_line(file)
         file.truncate(end)
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    if not end:
-        sync(path.parent)
+        if not end:
+            sync(path.parent)
+
+    with path.open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield append
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from digen_core.inputs.reading import parse_json
 from digen_core.strict import Strict
-from digen_core.transport.files import append_line, make_folder, replace_text, try_lock
+from digen_core.transport.files import append_line, appending, make_folder, replace_text, try_lock
 from tasks.tracking.server import first_line
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class Spool:
         self._adding = Lock()
         #: The step of each entry; None: it has none, or MLflow alone has the entry.
         self._steps: dict[str, int | None] = dict.fromkeys(logged)
-        self._steps |= {str(entry["key"]): entry.get("step") for entry in self.read()}
+        self._num_bytes = 0  # of the entries that are among them
+        self._take_in(_entries_in(self._entries))
 
     @classmethod
     def create(cls, run_dir: Path, run: RunOfSpool, logged: Iterable[str] = ()) -> Self:
@@ -124,12 +125,19 @@ class Spool:
             **content: plain values.
         """
         line = json.dumps({"key": key, "kind": kind, **content}, allow_nan=False)
-        with self._adding:
+        with self._adding, appending(self._entries) as append:
+            self._take_in(_entries_in(self._entries, self._num_bytes, warns=False))
             if key in self._steps:
                 return False
-            append_line(self._entries, line)
+            append(line)
             self._steps[key] = content.get("step")
         return True
+
+    def _take_in(self, added: Iterable[tuple[Entry, int]]) -> None:
+        """Note entries that this process, or another one, has added."""
+        for entry, length in added:
+            self._steps[str(entry["key"])] = entry.get("step")
+            self._num_bytes += length
 
     def read(self) -> list[Entry]:
         """Return all entries."""
@@ -194,11 +202,11 @@ def read_entries(run_dir: Path) -> list[Entry]:
     return [entry for entry, _ in _entries_in(run_dir / FOLDER / "entries.jsonl")]
 
 
-def _entries_in(path: Path, offset: int = 0) -> Iterator[tuple[Entry, int]]:
+def _entries_in(path: Path, offset: int = 0, *, warns: bool = True) -> Iterator[tuple[Entry, int]]:
     """Yield the entries from a byte on, each with its length and that of damaged lines before."""
     if not path.exists():
         return
-    length, is_damaged = 0, False
+    length, is_damaged = 0, not warns
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:

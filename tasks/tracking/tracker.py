@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import count
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final, Literal, Self
@@ -184,18 +185,13 @@ class Tracker:
         """
         metrics = metrics_of_evaluation(report)
         _check(metrics, report.version)
-        name = tag if self._in_training else self._unused(tag)
-        told = self._told[name] = self._name_in_mlflow(name, report.version)
-        self._append(
-            evaluation_key(told),
-            "evaluation",
-            evaluation=told,
-            in_training=self._in_training,
-            params=params_of_evaluation(self._config, report),
-            metrics=metrics,
-            step=report.version,
-            time=_milliseconds(),
-        )
+        if self._in_training:
+            name, told = tag, self._name_in_mlflow(tag, report.version)
+            self._append_evaluation(told, metrics, report)
+        else:
+            numbered = (f"{tag}-{number}" for number in count(1))
+            name = told = next(n for n in numbered if self._append_evaluation(n, metrics, report))
+        self._told[name] = told
         path = f"{EVALUATIONS_OF_RUN}/{name}.json"
         self._log_file(path, report.model_dump_json(indent=2).encode(), evaluation=told)
         return name
@@ -293,6 +289,21 @@ class Tracker:
             teller.wake()
         return is_new
 
+    def _append_evaluation(
+        self, told: str, metrics: dict[str, float], report: EvaluationReport
+    ) -> bool:
+        """Log an evaluation by its name in MLflow, and return whether the run had none of it."""
+        return self._append(
+            evaluation_key(told),
+            "evaluation",
+            evaluation=told,
+            in_training=self._in_training,
+            params=params_of_evaluation(self._config, report),
+            metrics=metrics,
+            step=report.version,
+            time=_milliseconds(),
+        )
+
     def _append_status(self, status: str, message: str = "") -> None:
         now, message = _milliseconds(), inline(message) if message else ""  # MLflow shows Markdown
         self._append(f"status {time.time_ns()}", "status", status=status, message=message, time=now)
@@ -317,12 +328,6 @@ class Tracker:
         """Return the name of an evaluation's nested run, whose parameters stay as they are."""
         known = self._spool.step_of(evaluation_key(name))
         return name if known in (None, version) else f"{name}-v{version}"
-
-    def _unused(self, tag: str) -> str:
-        number = 1
-        while evaluation_key(f"{tag}-{number}") in self._spool:
-            number += 1
-        return f"{tag}-{number}"
 
 
 def _check(metrics: dict[str, float], step: int) -> None:

@@ -46,6 +46,20 @@ def test_what_was_logged_is_not_read_again_for_each_evaluation(logged, monkeypat
     assert names == ["iteration-0000", "iteration-0001", "iteration-0002", "iteration-0002-v7"]
 
 
+def test_evaluations_of_a_run_at_the_same_time_have_names_of_their_own(logged):
+    """As by two commands on other prompts: the later one had the name of the earlier."""
+    trackers = [Tracker(RunConfig(), MagicMock(), Spool.open(logged)) for _ in range(2)]
+    names = []
+    for number, tracker in enumerate(trackers):
+        tracker._in_training = False
+        names.append(tracker.log_evaluation("again", report(10 + number)))
+    for tracker in trackers:
+        tracker.finish("FINISHED")
+    assert names == ["again-1", "again-2"]
+    kept = [(logged / "evaluation" / f"{name}.json").read_text() for name in names]
+    assert [EvaluationReport.model_validate_json(own).version for own in kept] == [10, 11]
+
+
 def test_the_end_of_a_run_waits_until_a_picture_is_logged(tmp_path, monkeypatch):
     """Not only until it is drawn: its file is written after that, on a disk that may be busy."""
     is_over, replace_bytes = Event(), module.replace_bytes
