@@ -49,6 +49,7 @@ class RunContext:
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # what the conductor hears of
     trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
+    learning: Lock = field(default_factory=Lock)  # what work costs; for moments, unlike the above
     control: Control = field(init=False)  # what a person asks for
     watch: Watch = field(init=False)  # over the workers
 

@@ -225,7 +225,7 @@ def _sent(config: RunConfig) -> Sent:
 def add_kind(run: RunContext, device: Device, measured: Mapping[Device, Measured]) -> Costs:
     """Return what work costs, with the kind of a device that joined."""
     assert run.progress.profile is not None
-    with run.publishing:
+    with run.learning:
         return run.progress.profile.add(device, measured)
 
 
@@ -234,7 +234,8 @@ def learn_costs(run: RunContext, spans: Sequence[Span], crossings: Sequence[Cros
     if run.progress.profile is None or run.workers.fixed_costs is not None:
         return
     with run.publishing:
-        costs = run.progress.profile.learn(spans, crossings)
+        with run.learning:
+            costs = run.progress.profile.learn(spans, crossings)
         run.progress.profile.save(run.run_dir)
         keep_prediction(run)
     run.inbox.put(CostsUpdated(costs))

@@ -90,10 +90,11 @@ def test_who_joins_while_a_record_is_published_takes_part_when_its_costs_are_kno
     changes.hear(Joined(Device("c", ROLLOUT, "of a new kind"), "at c", {}))
     joining = Thread(target=changes.take_in, daemon=True)
     with run.publishing:
-        joining.start()
-        joining.join(0.5)
-        assert joining.is_alive()
+        with run.learning:
+            joining.start()
+            joining.join(0.5)
+            assert run.fleet.names == {"a", "b"}
+            keep_prediction(run)
+        joining.join(10)  # a checkpoint that is being written is not waited for
+        assert run.fleet.names == {"a", "b", "c"}
         keep_prediction(run)
-    joining.join()
-    assert run.fleet.names == {"a", "b", "c"}
-    keep_prediction(run)
