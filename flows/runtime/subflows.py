@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from httpx import TransportError
+from httpx import HTTPError
 from prefect import Flow, get_run_logger, tags
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
@@ -19,7 +19,7 @@ from tasks.runner.task_runner import LeanDaskTaskRunner
 def on_cluster(run: RunContext, subflow: Flow[Any, Any], *arguments: Any) -> Any:
     """Call a subflow whose tasks run on the run's workers.
 
-    While Prefect's server is away, its tasks become those of the run's own flow run.
+    While Prefect's server is away, or fails, its tasks become those of the run's own flow run.
     """
     runner: Any = LeanDaskTaskRunner(run.address)  # Prefect wants its futures invariant
     # The run's own flow sends the heartbeats: the end of a flow waits up to a second for the thread
@@ -32,12 +32,12 @@ def on_cluster(run: RunContext, subflow: Flow[Any, Any], *arguments: Any) -> Any
             try:
                 with tags(run.run_id):
                     return own(run.run_id, *arguments)
-            except TransportError:
+            except HTTPError:
                 if began.is_set():
                     raise
         get_run_logger().warning(
-            "Prefect's server does not answer: %s goes on without a page of its own, and its tasks "
-            "will show here",
+            "Prefect's server does not answer, or fails: %s goes on without a page of its own, and "
+            "its tasks will show here",
             subflow.name,
         )
         with runner, _run_context().model_copy(update={"task_runner": runner}):
