@@ -28,7 +28,7 @@ the loop, in the thread of the run's own flow.
 from collections import deque
 from collections.abc import Sequence
 from queue import Empty
-from time import time
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -167,12 +167,12 @@ class Conductor:
                 text = f"paused after iteration {self._num_offered}"
                 run.control.reach_boundary(text)
                 if reached is None:
-                    reached = time()
+                    reached = monotonic()
                     say(f"{text}; resume it in Prefect")
             self._memory.stir()
             self._advance()
         if reached is not None:
-            run.progress.paused(time() - reached)
+            run.progress.paused(monotonic() - reached)
             say("resumed")
 
     # --- the flow runs --------------------------------------------------------------------
@@ -184,14 +184,14 @@ class Conductor:
         opened = self._opened.get(current)
         if opened is not None and opened.begun:
             lead = max(LEAD_SECONDS, LEAD_SHARE * self._last_seconds)
-            needed += time() - opened.begun > self._last_seconds - lead
+            needed += monotonic() - opened.begun > self._last_seconds - lead
         self._runs.open_until(needed)
 
     def _offer_until(self, index: int) -> None:
         """Offer iterations whose flow runs are open, in order."""
         while self._num_offered <= index and self._num_offered in self._opened:
             opened = self._opened[self._num_offered]
-            opened.begun = time()
+            opened.begun = monotonic()
             if opened.index - 1 not in self._opened:  # else the devices are not its own yet
                 opened.turn.set()
             self._num_offered += 1
@@ -219,7 +219,7 @@ class Conductor:
 
     def _finish(self, index: int) -> None:
         """Let a flow run publish and end."""
-        run, now = self._run, time()
+        run, now = self._run, monotonic()
         opened = self._opened.pop(index)
         self._executor.close(index)
         run.progress.finished(opened.recorder.step_seconds)
@@ -237,7 +237,7 @@ class Conductor:
 
     def _charge(self) -> None:
         """Count what the devices have cost meanwhile; often, as they come and go."""
-        self._run.progress.charged(self._run.price_per_second, time())
+        self._run.progress.charged(self._run.price_per_second, monotonic())
 
     def _end(self) -> None:
         """Let flow runs end that can."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
+from time import monotonic
 from typing import Any, Final
 
 from prefect.futures import PrefectFuture
@@ -24,8 +24,8 @@ STALE_LIMIT: Final = ("staleness/most_groups", "staleness/most_iterations")
 class Progress:
     """How far a run is. Only its methods change it, and each says what happened."""
 
-    started: float = field(default_factory=time)
-    charged_until: float = field(default_factory=time)
+    started: float = field(default_factory=monotonic)
+    charged_until: float = field(default_factory=monotonic)
     """When the devices were last charged for, or the run began."""
     checkpoint: Path | None = None
     """To begin with, in place of version 0."""
@@ -77,7 +77,7 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Seconds since the run began, without those for which it was paused."""
-        return time() - self.started
+        return monotonic() - self.started
 
     @property
     def known_costs(self) -> Costs:
@@ -164,7 +164,7 @@ class Progress:
 
     def charged(self, per_second: float, now: float) -> None:
         """Note that devices of some price were there until now, since the run began."""
-        self.spent += per_second * max(now - self.charged_until, 0.0)
+        self.spent += per_second * (now - self.charged_until)
         self.charged_until = now
 
     def counted(self, arithmetic: Arithmetic) -> None:

@@ -1,7 +1,15 @@
 """How far a run is: what it remembers of versions and evaluations."""
 
+from time import time
+from types import SimpleNamespace
+
+from digen_core.config.run import RunConfig
+from digen_core.config.schedule import ClusterConfig
 from digen_core.records import EvaluationReport
+from flows.runtime import conductor
+from flows.runtime import progress as module_of_progress
 from flows.runtime.progress import Progress
+from support.contexts import run_context
 
 
 def report(version):
@@ -32,3 +40,16 @@ def test_a_run_that_goes_on_knows_the_first_evaluation_and_those_of_its_version(
     known = {"before": report(0), "iteration-0001": report(1), "after": report(0)}
     progress.stand_at(None, None, 0, known)
     assert progress.evaluations.keys() == {"before", "after"}
+
+
+def test_a_clock_that_is_set_takes_no_time_and_costs_nothing(monkeypatch, tmp_path):
+    """As that of a new machine, some hours off until it has asked for the time."""
+    cluster = ClusterConfig(price_per_hour={"cpu": 1.0})
+    run = run_context(tmp_path, RunConfig(cluster=cluster, max_minutes=60, max_cost=600.0))
+    later = time() + 7200
+    for module in (module_of_progress, conductor):
+        monkeypatch.setattr(module, "time", lambda: later, raising=False)
+    charging = SimpleNamespace(_run=SimpleNamespace(progress=run.progress, price_per_second=1.0))
+    conductor.Conductor._charge(charging)
+    assert run.limit_reached is None
+    assert run.progress.seconds < 60
