@@ -8,9 +8,10 @@ from pathlib import Path
 from shlex import quote
 
 from distributed import Client
+from httpx import HTTPError
 from prefect import runtime
 from prefect.client.orchestration import get_client
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, PrefectException
 
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.config.load import CONFIG_OF_RUN
@@ -97,10 +98,13 @@ def _label_flow_run(run: RunContext) -> None:
     """Give the run's flow run its name, and tags by which to find it among others."""
     config, before = run.config, runtime.flow_run.tags
     labels = {"digen", run.run_id, config.model.family, config.algorithm.type}
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(
-            runtime.flow_run.id, name=run.run_id, tags=sorted(labels.union(before))
-        )
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(
+                runtime.flow_run.id, name=run.run_id, tags=sorted(labels.union(before))
+            )
+    except (HTTPError, PrefectException) as error:
+        warn(f"Prefect does not show the run by its name: {error}")
 
 
 @contextmanager

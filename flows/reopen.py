@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect import get_client, runtime
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.objects import State
+from prefect.exceptions import PrefectException
 from prefect.states import Crashed
 
 from digen_core.checkpoints.manifest import (
@@ -123,11 +125,14 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
     if not flow_run_ids:
         return
     ids = [UUID(flow_run_id) for flow_run_id in flow_run_ids]
-    with get_client(sync_client=True) as client:
-        for key in ("id", "parent_flow_run_id"):
-            among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
-            for flow_run in client.read_flow_runs(flow_run_filter=among):
-                client.set_flow_run_state(flow_run.id, ended, force=True)
+    try:
+        with get_client(sync_client=True) as client:
+            for key in ("id", "parent_flow_run_id"):
+                among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
+                for flow_run in client.read_flow_runs(flow_run_filter=among):
+                    client.set_flow_run_state(flow_run.id, ended, force=True)
+    except (HTTPError, PrefectException) as error:
+        warn(f"Prefect may show the run as running where it was killed: {error}")
 
 
 def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | None) -> Tracker:

@@ -1,15 +1,20 @@
 """The cluster of a run, as it is opened."""
 
+from contextlib import nullcontext
 from time import sleep
 from types import SimpleNamespace
+from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
+from httpx import ConnectError
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
-from flows import launch
+from flows import launch, reopen
 from flows.launch import connected
 from flows.runtime.fleet.fleet import Fleet
+from support.contexts import run_context
 from tasks.cluster.presence import present_workers
 
 DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "trainer-1")]
@@ -50,3 +55,28 @@ def test_a_gang_that_is_at_work_when_its_run_ends_is_dismissed(monkeypatch, sche
     with pytest.raises(KeyboardInterrupt), launch._stopped_on_errors(run):
         raise KeyboardInterrupt
     assert found == dismissed
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Have Prefect's server away; return what is warned of."""
+    warned = []
+    client = Mock()
+    client.update_flow_run.side_effect = ConnectError("refused")
+    client.read_flow_runs.side_effect = ConnectError("refused")
+    for module in (launch, reopen):
+        monkeypatch.setattr(module, "get_client", lambda **_: nullcontext(client))
+        monkeypatch.setattr(module, "warn", warned.append)
+    return warned
+
+
+def test_a_run_whose_page_cannot_be_named_begins(away, tmp_path):
+    """It may have waited hours for its cluster, and Prefect is away just then."""
+    launch._label_flow_run(run_context(tmp_path))
+    assert away == ["Prefect does not show the run by its name: refused"]
+
+
+def test_a_run_is_resumed_where_prefect_cannot_be_told_that_it_had_ended(away):
+    reopen.mark_crashed_flows([str(uuid4())])
+    (text,) = away
+    assert text == "Prefect may show the run as running where it was killed: refused"
