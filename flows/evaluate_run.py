@@ -76,19 +76,26 @@ def evaluate_run(
             except StateLostError as error:
                 notify(reopened, "restored", f"{error}; it is read from its checkpoint again")
             except DamagedError as error:
-                reopened.progress.is_damaged(newest_checkpoint(reopened))
-                _tell_left_out(reopened, error)
+                leave_out(reopened, error)
 
 
 def tell_of_damaged(run: RunContext) -> None:
     """Say which checkpoints are seen to be damaged and newer than the one that is evaluated."""
     _, damaged = last_checkpoint(run.run_dir / CHECKPOINTS_OF_RUN)
     for error in damaged:
-        _tell_left_out(run, error)
+        notify(run, "restored", f"{error}; the one before is evaluated")
 
 
-def _tell_left_out(run: RunContext, error: DamagedError) -> None:
-    notify(run, "restored", f"{error}; the one before is evaluated")
+def leave_out(run: RunContext, error: DamagedError) -> None:
+    """Leave the checkpoint out that could not be read, and say so.
+
+    One that is gone is not damaged: a run that trains removes old ones.
+    """
+    checkpoint = run.progress.checkpoint
+    assert checkpoint is not None
+    run.progress.is_damaged(checkpoint)
+    if checkpoint.exists():
+        notify(run, "restored", f"{error}; another one is evaluated")
 
 
 def tell_of_changed_prompts(run: RunContext, *, own: bool) -> None:
@@ -130,7 +137,6 @@ def restore(run_id: str) -> None:
     """Load the model on the workers, and the newest whole version."""
     run = context_of(run_id)
     say("loading the model on the workers")
-    run.progress.begin_with(newest_checkpoint(run))
     while True:
         await_roles(run)
         try:
@@ -138,6 +144,7 @@ def restore(run_id: str) -> None:
                 task_set = TaskSet(run, completions)
                 load_models(run, task_set, run.fleet.devices)
                 notify_of_cut_prompts(run, task_set, run.evaluation_prompts)
+                run.progress.begin_with(newest_checkpoint(run))  # now: it may train meanwhile
                 restore_version(run, task_set, run.fleet.trainer_devices()[0])
             return
         except DevicesLostError:  # reported already

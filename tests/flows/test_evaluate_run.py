@@ -1,5 +1,6 @@
 """What an evaluation says of a run that is no longer as it was."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.preflight.run import check_judged
 from flows import evaluate_run as flow
+from flows.runtime.progress import Progress
 from support.checkpoints import position_of, state_of
 
 
@@ -82,6 +84,31 @@ def test_it_is_told_that_an_older_version_is_evaluated(checkpoints, tmp_path, to
     assert text.startswith(f"checkpoint {checkpoints[1]} is damaged: ")
     assert text.endswith("; the one before is evaluated")
     assert flow.newest_checkpoint(run) == checkpoints[0]
+
+
+@pytest.fixture
+def read(checkpoints, tmp_path, told):
+    """A run of which the first of three checkpoints is read, and what is told of that."""
+    write_checkpoint(tmp_path / CHECKPOINTS_OF_RUN, state_of(3), position_of(3))
+    run = SimpleNamespace(run_dir=tmp_path, progress=Progress())
+    run.progress.begin_with(checkpoints[0])
+    return run, told
+
+
+def test_a_checkpoint_that_is_damaged_is_left_out(read):
+    run, told = read
+    flow.leave_out(run, DamagedError("v0001 is damaged"))
+    assert run.progress.damaged == {run.progress.checkpoint}
+    assert told == ["v0001 is damaged; another one is evaluated"]
+
+
+def test_one_that_the_run_has_removed_meanwhile_is_no_damage(read, tmp_path):
+    """It trains, and the newest checkpoint was another one when the model began to load."""
+    run, told = read
+    shutil.rmtree(run.progress.checkpoint)
+    flow.leave_out(run, DamagedError("v0001 is damaged"))
+    assert told == []
+    assert flow.newest_checkpoint(run).name == "v0003"
 
 
 def test_a_run_without_a_whole_version_is_refused_before_anything_starts(checkpoints, tmp_path):
