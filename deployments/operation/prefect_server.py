@@ -262,7 +262,10 @@ def _known_servers(runs_dir: Path) -> Iterator[PrefectApi]:
     if configured is not None:
         yield PrefectApi(configured)
     for path in sorted(runs_dir.glob(variables_of(Path(), "*").name)):
-        lines = path.read_text().splitlines()
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:  # its command has just ended, or is another user's
+            continue
         values = dict(line.split("=", 1) for line in lines if "=" in line)
         yield PrefectApi(values.get("PREFECT_API_URL", ""), values.get("PREFECT_API_AUTH_STRING"))
 

@@ -143,6 +143,16 @@ def test_a_server_that_cannot_start_is_not_tried_elsewhere(monkeypatch, tmp_path
     assert "no disk" in (tmp_path / "prefect-server.log").read_text()
 
 
+def test_variables_that_cannot_be_read_are_those_of_no_server(monkeypatch, tmp_path):
+    """Their command has just ended, or they are another user's in a folder that is shared."""
+    configure(monkeypatch, None)
+    prefect_server.variables_of(tmp_path, 1).symlink_to(tmp_path / "gone")
+    prefect_server.variables_of(tmp_path, 2).write_text("PREFECT_API_URL=http://own/api\n")
+    assert list(prefect_server._known_servers(tmp_path)) == [
+        prefect_server.PrefectApi("http://own/api")
+    ]
+
+
 FROZEN = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
 
 
