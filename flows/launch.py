@@ -103,8 +103,8 @@ def _label_flow_run(run: RunContext) -> None:
             client.update_flow_run(
                 runtime.flow_run.id, name=run.run_id, tags=sorted(labels.union(before))
             )
-    except (HTTPError, PrefectException) as error:
-        warn(f"Prefect does not show the run by its name: {error}")
+    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+        warn(f"Prefect does not show the run by its name: {' '.join(str(error).split())}")
 
 
 @contextmanager

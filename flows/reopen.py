@@ -131,8 +131,9 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
                 among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
                 for flow_run in client.read_flow_runs(flow_run_filter=among):
                     client.set_flow_run_state(flow_run.id, ended, force=True)
-    except (HTTPError, PrefectException) as error:
-        warn(f"Prefect may show the run as running where it was killed: {error}")
+    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+        why = " ".join(str(error).split())
+        warn(f"Prefect may show the run as running where it was killed: {why}")
 
 
 def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | None) -> Tracker:

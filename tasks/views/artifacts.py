@@ -167,13 +167,13 @@ class RunArtifacts:
             for attempt in self._attempts():
                 with attempt:
                     call(*arguments)
-        except (HTTPError, PrefectException) as error:
+        except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
             if self._warning.acquire(blocking=False):
                 logger.warning(
                     "Prefect's API did not take the artifacts of %s; the run goes on and says "
                     "this once: %s",
                     self._run_id,
-                    str(error) or type(error).__name__,
+                    " ".join(str(error).split()) or type(error).__name__,
                 )
 
     def _attempts(self) -> Retrying:

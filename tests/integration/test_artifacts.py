@@ -1,4 +1,5 @@
 import base64
+import json
 import logging
 import re
 import time
@@ -126,6 +127,14 @@ def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
     assert time.monotonic() - started < 30
     answers.set()
     page._executor.shutdown()
+
+
+def test_an_answer_that_is_none_of_prefects_does_not_end_the_run(monkeypatch, caplog):
+    """As where a proxy answers for a server that is away."""
+    monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_a, **_k: json.loads("<"))
+    with RunArtifacts(CONFIG, "shapes-1") as page:
+        page.on_phase("training")
+    assert "Prefect's API did not take the artifacts of shapes-1" in caplog.text
 
 
 def test_an_error_that_is_not_the_apis_is_raised(monkeypatch):

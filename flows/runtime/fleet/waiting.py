@@ -94,9 +94,9 @@ def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:
 
 
 def show_state(flow_run_id: str, state: State[None]) -> None:
-    """Set the state of a flow run; where Prefect's server is away, it stays as it is."""
+    """Set the state of a flow run; if Prefect's server is away, or its proxy answers, it stays."""
     with (
-        suppress(HTTPError, PrefectException),
+        suppress(HTTPError, PrefectException, ValueError),
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(sync_client=True) as client,
     ):

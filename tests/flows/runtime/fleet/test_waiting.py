@@ -1,8 +1,13 @@
 """How long a run waits for workers."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
+from httpx import ConnectError
+from prefect.states import Running
 
 from digen_core.config.run import RunConfig
 from flows.runtime.fleet import waiting
@@ -27,3 +32,13 @@ def test_a_worker_that_loads_its_model_has_come(tmp_path, monkeypatch, role):
     run.fleet.abandon("c")
     with pytest.raises(WorkerLostError, match="came back in 0 s"):
         it.for_role(role)
+
+
+@pytest.mark.parametrize("error", [ConnectError("refused"), ValueError("<html> is no answer")])
+def test_a_state_that_cannot_be_shown_stays_as_it_is(monkeypatch, error):
+    """Prefect's server is away, or a proxy answers for it."""
+    client = Mock()
+    client.set_flow_run_state.side_effect = error
+    monkeypatch.setattr(waiting, "get_client", lambda **_: nullcontext(client))
+    waiting.show_state(str(uuid4()), Running())
+    assert client.set_flow_run_state.called
