@@ -129,15 +129,15 @@ def lacking_score(config: RunConfig, column: Mapping[str, Sequence[float] | np.n
 def mixed_rows(config: RunConfig, columns: Columns) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rewards that advantages are made of, float64 [K, B], and their weights [K].
 
-    The third is bool [K, B]: whether they are known.
+    The third is bool [K, B]: whether they are known. Rewards that weigh 0 say nothing in them.
     """
+    weights = {name: weight for name, weight in config.reward_weights.items() if weight}
     if config.algorithm.mix == "rewards":
-        known = _counted(columns, config.rewards)[None]
+        known = _counted(columns, weights)[None]
         return _column(columns, "reward")[None], torch.ones(1, dtype=torch.float64), known
-    rows = [_column(columns, f"{name}/score") for name in config.rewards]
-    weights = list(config.reward_weights.values())
-    known = torch.stack([_counted(columns, [name]) for name in config.rewards])
-    return torch.stack(rows), torch.tensor(weights, dtype=torch.float64), known
+    rows = [_column(columns, f"{name}/score") for name in weights]
+    known = torch.stack([_counted(columns, [name]) for name in weights])
+    return torch.stack(rows), torch.tensor([*weights.values()], dtype=torch.float64), known
 
 
 def _counted(columns: Columns, names: Iterable[str]) -> Tensor:

@@ -68,6 +68,43 @@ def test_mixed_advantages_do_not_see_the_scale_of_a_reward():
     assert found.values[0] == pytest.approx([-2, 0, 0, 2], abs=1e-3)
 
 
+def watching(algorithm, **watched):
+    """Return a config with a reward that weighs 0."""
+    rewards = {"t:a": 1.0, "t:watched": {"weight": 0.0, **watched}}
+    rollout = {"group_size": 2, "fragment_size": 2}
+    tree = {"rewards": rewards, "rollout": rollout, "algorithm": algorithm}
+    return RunConfig.model_validate({**tree, "schedule": {"layout": "colocated"}})
+
+
+@pytest.mark.parametrize("mix", ["rewards", "advantages"])
+def test_a_group_without_signal_is_skipped_whatever_a_reward_says_that_weighs_nothing(mix):
+    equal, other = {"t:a/score": [1.0, 1.0]}, {"t:watched/score": [0.0, 1.0]}
+    columns = {0: {"reward": [1.0, 1.0], **equal, **other}}
+    found = advantages_of(watching({"mix": mix}), columns, {0: "x"}, {})
+    assert found.skipped == (0,)
+
+
+def test_a_reward_that_weighs_nothing_may_fail_without_moving_advantages():
+    run = watching({"advantage_scale": "batch"}, on_failure="neutral")
+
+    def found(failed):
+        marks = {0: [0.0, 0.0], 1: [failed, failed]}
+        scores = {0: [0.0, 1.0], 1: [0.0, 10.0]}
+        columns = {
+            group: {
+                "reward": scores[group],
+                "t:a/score": scores[group],
+                "t:watched/score": [0.0, 0.0],
+                "t:watched/failed": marks[group],
+            }
+            for group in scores
+        }
+        return advantages_of(run, columns, {0: "x", 1: "y"}, {}).values
+
+    for group in (0, 1):
+        assert found(1.0)[group] == pytest.approx(found(0.0)[group])
+
+
 def test_advantages_are_clamped_one_reward_at_a_time():
     parts = {"t:a/score": [0.0, 0.0, 0.0, 1.0], "t:b/score": [0.0, 0.0, 0.0, 9.0]}
     total = [a + b for a, b in zip(*parts.values(), strict=True)]
