@@ -6,10 +6,9 @@ Every check raises ValueError. Importing this module must not import torch.
 from collections.abc import Collection, Mapping
 from typing import Final
 
-import numpy as np
-
 from digen_core.algorithms.base import Algorithm
 from digen_core.config.model import ModelConfig
+from digen_core.config.noise import check_shared_noise, check_solver
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import RewardConfig, relative
@@ -149,7 +148,9 @@ def check_updates(train: TrainConfig, units: int) -> None:
         )
 
 
-def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelConfig) -> None:
+def check_algorithm(
+    algorithm: Algorithm, rollout: RolloutConfig, model: ModelConfig, prompts: PromptsConfig
+) -> None:
     """Refuse samples that an algorithm cannot learn from."""
     if (algorithm.best_of or 0) > rollout.group_size:
         raise ValueError(
@@ -164,7 +165,8 @@ def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, model: ModelCo
         )
     _check_transition(algorithm, rollout)
     check_steps(algorithm, rollout, rollout.num_steps)
-    _check_solver(algorithm, rollout)
+    check_solver(algorithm, rollout)
+    check_shared_noise(algorithm, rollout, prompts)
     _check_rounding(algorithm, model)
 
 
@@ -260,20 +262,6 @@ def _check_transition(algorithm: Algorithm, rollout: RolloutConfig) -> None:
         raise ValueError(
             f"rollout.storage is {rollout.storage}, but algorithm.type "
             f"{algorithm.type} takes the noise back out of the latents; use float32."
-        )
-
-
-def _check_solver(algorithm: Algorithm, rollout: RolloutConfig) -> None:
-    """Refuse a solver that takes no step, neither of samples nor of candidates without noise."""
-    if rollout.solver == "euler" or (rollout.screening and rollout.screening.num_steps):
-        return
-    noisy, _ = algorithm.steps(rollout.num_steps, 0, np.random.default_rng(0))  # of all groups
-    number = algorithm.num_trained(rollout.num_steps) if algorithm.own_noise else len(noisy)
-    if number >= rollout.num_steps - 1:
-        raise ValueError(
-            f"rollout.solver is {rollout.solver}, but algorithm.type {algorithm.type} has noise in "
-            f"{number} of rollout.num_steps ({rollout.num_steps}), and the last one is an Euler "
-            "step; use a window of noisy steps, or 'euler'."
         )
 
 

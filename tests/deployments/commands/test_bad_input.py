@@ -97,6 +97,15 @@ SETTINGS = {
         "--rollout.branches 4 --rollout.initial_noise group",
         "rollout.branches is 4, with rollout.group_size 16 and rollout.initial_noise 'group'",
     ),
+    "samples that start alike and have no noise later": (
+        "--algorithm.type diffusion_nft --rollout.initial_noise group",
+        "rollout.initial_noise is 'group', but algorithm.type diffusion_nft generates without "
+        "noise, so that samples of a group that start from one would be the same",
+    ),
+    "branches without a noisy step": (
+        "--algorithm.type dpo --rollout.branches 4",
+        "rollout.branches is 4, but algorithm.type dpo generates without noise",
+    ),
     "a window for each group without a window": (
         "--algorithm.window_drawn_for group",
         "algorithm.window_drawn_for is 'group', but algorithm.window is null",
