@@ -33,8 +33,9 @@ class CheckpointConfig(Strict):
     """Also as many as this of the best by best_by; 0 for none."""
 
     best_by: str = "evaluation/reward"
-    """Metric of the best: evaluation/<reward> of the versions that were evaluated (see
-    evaluation.every), or a metric of the iteration that made a version: reward/mean, train/kl."""
+    """Metric of the best: evaluation/reward, or evaluation/NAME/score, of the versions that were
+    evaluated (see evaluation.every), or a metric of the iteration that made a version: reward/mean,
+    or train/kl where there is an algorithm.kl_coefficient."""
 
     best_is: Literal["highest", "lowest"] = "highest"
     """Which values of best_by are the best."""

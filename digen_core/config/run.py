@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
-from digen_core.config import combinations
+from digen_core.config import best, combinations
 from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.given import check_given_rewards, check_given_samples
 from digen_core.config.model import ModelConfig
@@ -363,7 +363,8 @@ class RunConfig(Strict):
         combinations.check_cost(self.max_cost, self.cluster)
         combinations.check_weights(self.rewards)
         check_given_rewards(self.rewards, self.prompts)
-        check_relative(self.rewards, self.rollout.scored_sizes, self.checkpoints)
+        check_relative(self.rewards, self.rollout.scored_sizes)
+        best.check_best(self.checkpoints, self.rewards, self.algorithm)
         combinations.check_history(self.rewards, self.algorithm)
         combinations.check_pools(self.cluster, self.pools)
         return self

@@ -475,6 +475,21 @@ SETTINGS = {
         "checkpoints.best_by is 'evaluation/shape/exact', but this config has no reward 'shape'; "
         "use evaluation/reward, or evaluation/NAME/score with one of shapes",
     ),
+    "the best of a reward as a whole": (
+        "--checkpoints.keep_best 1 --checkpoints.best_by evaluation/shapes",
+        "checkpoints.best_by is 'evaluation/shapes', but the reward 'shapes' has several numbers; "
+        "use evaluation/reward, or evaluation/NAME/score with one of shapes",
+    ),
+    "the best of a divergence that nothing asks": (
+        "--checkpoints.keep_best 1 --checkpoints.best_by train/kl",
+        "checkpoints.best_by is 'train/kl', which no iteration of this config tells; use "
+        "evaluation/reward, or one of train/loss",
+    ),
+    "the best of what no iteration tells of rewards": (
+        "--checkpoints.keep_best 1 --checkpoints.best_by reward/shapes",
+        "checkpoints.best_by is 'reward/shapes', which no iteration of this config tells; use "
+        "evaluation/reward, or one of reward/mean, reward/std, reward/shapes/score",
+    ),
     "judge without a request": (
         "--rewards.judge {url='http://x/v1',model='m',concurrency=0}",
         "rewards.judge.concurrency: must be greater than or equal to 1 (got 0)",
