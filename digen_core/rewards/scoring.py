@@ -254,18 +254,27 @@ def _label(name: str, component: str) -> str:
 
 def _as_array(label: str, values: object, count: int) -> Array:
     """Return the values as float64 [count], or say what is wrong with them."""
-    if isinstance(values, np.ndarray):
-        values = values.copy()  # torch takes no reversed one
     try:
-        found = torch.as_tensor(values).detach().cpu()
+        found = torch.as_tensor(_for_torch(values)).detach().cpu()
         array: Array = (found if found.is_complex() else found.to(torch.float64)).numpy()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RewardError(f"{label} returned {type(values).__name__}, not numbers") from error
+        what = type(values).__name__
+        if isinstance(values, list | tuple | np.ndarray | str):
+            what = f"the {what} {' '.join(shown(values, 100).split())}"
+        raise RewardError(f"{label} returned {what}, not numbers") from error
     if found.is_complex():
         raise RewardError(f"{label} returned complex numbers; return their real parts or sizes")
     if array.shape != (count,):
         raise RewardError(f"{label} returned shape {array.shape} for {count} images")
     return array
+
+
+def _for_torch(values: object) -> object:
+    """Return numbers as torch takes them: no columns of pandas, and of numpy's kinds its own."""
+    if isinstance(values, Tensor) or not hasattr(values, "__array__"):
+        return values
+    array = np.asarray(values)
+    return array.astype(np.float64) if array.dtype.kind in "biuf" else array.copy()
 
 
 def _check_numbers(label: str, array: Array) -> None:

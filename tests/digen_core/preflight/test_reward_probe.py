@@ -51,7 +51,7 @@ def config_of(tmp_path):
     [
         ("one_value", "returned shape (1,) for 2 images"),
         ("per_pixel", "returned shape (2, 3, 32, 32) for 2 images"),
-        ("no_numbers", "returned list, not numbers"),
+        ("no_numbers", "returned the list ['good', 'good'], not numbers"),
         ("raises", "raised KeyError: 'caption'"),
         ("not_a_number", "returned nan for image 0 of 2"),
         ("wants_a_column", "raised KeyError: 'target'"),

@@ -84,8 +84,9 @@ def test_a_reward_that_raises_is_named():
             for component in ("red\x1b[31m", "two\nlines", "", "../up", "a//b", 7, "x" * 101)
         ),
         (None, "'mine' returned NoneType, not numbers"),
-        ("good", "'mine' returned str, not numbers"),
-        ({"score": ["a", "b", "c"]}, "'mine' returned list, not numbers"),
+        ("good", "'mine' returned the str 'good', not numbers"),
+        ({"score": ["a", "b", "c"]}, r"'mine' returned the list \['a', 'b', 'c'\], not numbers"),
+        ([0.5, None, 1.0], r"'mine' returned the list \[0.5, None, 1.0\], not numbers"),
         (torch.zeros(3, dtype=torch.complex64), "'mine' returned complex numbers"),
         (np.array(0.5), r"'mine' returned shape \(\) for 3 images"),
     ],
@@ -93,6 +94,18 @@ def test_a_reward_that_raises_is_named():
 def test_an_unusable_result_is_refused_with_its_value(result, message):
     with pytest.raises(RewardError, match=message):
         score(lambda images, prompts: result)
+
+
+@pytest.mark.parametrize("kind", ["f2", ">f8", "g", "u2", ">i4", "?"])
+def test_numpys_numbers_of_any_kind_are_taken(kind):
+    found = score(lambda images, prompts: np.array([0, 1, 1]).astype(kind))
+    assert found["mine/score"].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_columns_of_pandas_are_taken_whatever_their_index():
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([0.5, 1.0, 2.0], index=[7, 8, 9])
+    assert score(lambda images, prompts: column)["mine/score"].tolist() == [0.5, 1.0, 2.0]
 
 
 def test_a_reward_may_change_what_it_is_given():
