@@ -1,12 +1,17 @@
 """Text and tables on the terminal: what others wrote, and how all commands print."""
 
 import signal
+from typing import Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from digen_core.inputs.text import printable
+
+WIDEST: Final = 1000
+"""Columns of the widest word of a table."""
 
 
 class Output(Console):
@@ -18,6 +23,26 @@ class Output(Console):
             super().on_broken_pipe()
         except SystemExit:
             raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+class Whole(Table):
+    """A table of which no word is cut: its lines are longer than a terminal that is too narrow.
+
+    Columns without wrapping show each line whole.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give each column the width that it needs."""
+        wide, needed = options.update(max_width=WIDEST), 0
+        _, right, _, left = self.padding
+        for column in self.columns:
+            cells = (column.header, *column.cells)
+            widths = [Measurement.get(console, wide, cell) for cell in cells]
+            least = [own.maximum if column.no_wrap else own.minimum for own in widths]
+            column.min_width = max(least)
+            needed += left + column.min_width + right
+        room = options.update(max_width=max(options.max_width, needed))
+        yield from super().__rich_console__(console, room)
 
 
 def plain(text: str) -> Text:
@@ -43,4 +68,4 @@ def borderless(title: str | Text | None = None, *, gap: int = 2) -> Table:
         title: stands above it, at the left.
         gap: columns between two of its columns.
     """
-    return Table(title=title or None, title_justify="left", box=None, padding=(0, gap, 0, 0))
+    return Whole(title=title or None, title_justify="left", box=None, padding=(0, gap, 0, 0))
