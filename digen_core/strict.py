@@ -148,5 +148,8 @@ def _must_be_a_path(path: str) -> str:
 PathText = Annotated[str, AfterValidator(_must_be_a_path)]
 """A path that some file might have."""
 
-Duration = Annotated[float, AtMost(31_536_000, "these are the seconds of a year")]
+YEAR: Final = 31_536_000
+"""Seconds."""
+
+Duration = Annotated[float, AtMost(YEAR, "these are the seconds of a year")]
 """Seconds; many more overflow clocks."""

@@ -19,11 +19,12 @@ from digen_core.planning.clusters.groups import (
     Card,
     DeviceGroup,
     GangGroup,
+    Positive,
     RewardGroup,
     deal,
 )
 from digen_core.planning.clusters.means import KubernetesConfig, SiteLink, SlurmConfig
-from digen_core.strict import Strict
+from digen_core.strict import YEAR, Duration, Strict
 
 _OF_A_KIND = (
     "speed",
@@ -34,6 +35,9 @@ _OF_A_KIND = (
     "gang",
     "gang_hosts",
 )  # equal in all groups of a kind
+
+LEAST_SECONDS = 1e-9
+"""Of a step or a pack: with less than any device takes predictions would not be finite."""
 
 
 class Cluster(Strict):
@@ -55,39 +59,39 @@ class Cluster(Strict):
     reference: DeviceCosts | None = None
     """Seconds on a device of speed 1; may be left out if a profile or all groups give theirs."""
 
-    reward: float = Field(0.0, ge=0)
+    reward: Duration = Field(0.0, ge=0)
     """Seconds of a sample on a reward server; 0 when the generating device scores."""
 
     reward_servers: int = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
-    optimizer_step: float = Field(0.0, ge=0)
+    optimizer_step: Duration = Field(0.0, ge=0)
     """Seconds of the optimizer step."""
 
-    gradient_sum: float = Field(0.0, ge=0)
+    gradient_sum: Duration = Field(0.0, ge=0)
     """Seconds of bringing the sum of gradients of one other trainer to where it is added: to the
     device that steps or, of another site, to the first trainer there."""
 
-    push: float = Field(0.0, ge=0)
+    push: Duration = Field(0.0, ge=0)
     """Seconds from the optimizer step until a device that generates holds the new version."""
 
-    switch_to_rollout: float = Field(0.0, ge=0)
+    switch_to_rollout: Duration = Field(0.0, ge=0)
     """Seconds until a device that trained is ready to generate."""
 
-    switch_to_trainer: float = Field(0.0, ge=0)
+    switch_to_trainer: Duration = Field(0.0, ge=0)
     """Seconds until a device that generated is ready to train."""
 
-    mfu_denoise: float = Field(0.23, gt=0, le=1)
+    mfu_denoise: float = Field(0.23, ge=1e-6, le=1)
     """Share of ``tflops`` that estimates assume for denoising and decoding."""
 
-    gang_efficiency: float = Field(0.85, gt=0, le=1)
+    gang_efficiency: float = Field(0.85, ge=1e-6, le=1)
     """Share of their ``tflops`` together that estimates assume of GPUs that deal the tokens of a
     sample, so talk at each layer."""
 
-    mfu_train: float = Field(0.21, gt=0, le=1)
+    mfu_train: float = Field(0.21, ge=1e-6, le=1)
     """Share of ``tflops`` that estimates assume for training."""
 
-    network: float | None = Field(None, gt=0)
+    network: Positive | None = None
     """GB/s that each device receives, all at once: estimates take ``push`` and ``gradient_sum``
     from it."""
 
@@ -151,10 +155,8 @@ class Cluster(Strict):
                     f"devices: kind {group.kind} has two speeds, costs or gangs; use another name "
                     "for one"
                 )
-            if group.costs and not (group.costs.step(1) and group.costs.pack(1)):
-                raise ValueError(f"devices: a step or a pack of kind {group.kind} costs nothing")
-        if self.reference and not (self.reference.step(1) and self.reference.pack(1)):
-            raise ValueError("reference: a step or a pack costs nothing")
+            _check_costs("devices", f" of kind {group.kind}", group.costs)
+        _check_costs("reference", "", self.reference)
         roles = frozenset[Role]().union(*(ROLES[group.roles] for group in self.devices))
         if len(self.fleet) < 2:
             raise ValueError("devices: there is one device in all, but a run takes two or more")
@@ -314,6 +316,23 @@ class Cluster(Strict):
             step=reference.step.times(1 / group.speed),
             decode=reference.decode.times(1 / group.speed),
             pack=reference.pack.times(1 / group.speed),
+        )
+
+
+def _check_costs(where: str, of: str, costs: DeviceCosts | None) -> None:
+    """Check that a step and a pack cost something, and nothing more than anybody waits for."""
+    for what, own in (("step", costs.step), ("pack", costs.pack)) if costs else ():
+        if not own(1):
+            raise ValueError(f"{where}: a step or a pack{of} costs nothing")
+        if not LEAST_SECONDS <= own(1) <= YEAR:
+            raise ValueError(
+                f"{where}: a {what}{of} costs {own(1):g} seconds; use {LEAST_SECONDS:g} to {YEAR}, "
+                "those of a year"
+            )
+    if costs and costs.decode(1) > YEAR:
+        raise ValueError(
+            f"{where}: to decode a sample{of} costs {costs.decode(1):g} seconds; use {YEAR} at "
+            "most, those of a year"
         )
 
 

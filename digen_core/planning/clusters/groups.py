@@ -47,6 +47,13 @@ IDLE_SHARE: Final = 0.15
 """Of the watts at work, where a file does not say what a device takes that waits: an H200 was
 measured to take 80 W of 593, a model in its memory."""
 
+Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
+"""What a device has of something: with smaller and larger numbers than of any, predictions would
+not be finite."""
+
+Spent = Annotated[float, Field(ge=0, le=1e9)]
+"""Money or power, likewise."""
+
 _HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*$"
 Host = Annotated[str, Field(pattern=_HOST, max_length=255)]
 """As ``ssh`` takes it, and no option of it."""
@@ -61,13 +68,13 @@ class WorkerGroup(Strict):
     count: Annotated[int, AtMost(16_384, "each device is planned for by itself")] = Field(ge=1)
     """How many there are."""
 
-    price_per_hour: float = Field(0.0, ge=0)
+    price_per_hour: Spent = 0.0
     """Of one device, in your currency."""
 
-    watts: float = Field(0.0, ge=0)
+    watts: Spent = 0.0
     """Of one device at work."""
 
-    idle_watts: float | None = Field(None, ge=0)
+    idle_watts: Spent | None = None
     """Of one device that waits, its model in memory; null: 15% of ``watts``."""
 
     site: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", max_length=63)
@@ -113,28 +120,28 @@ class DeviceGroup(WorkerGroup):
     roles: Literal["rollout", "trainer", "both"] = "both"
     """What they do; of those that may do both, the planner chooses how many generate."""
 
-    speed: float = Field(1.0, gt=0)
+    speed: Positive = 1.0
     """Relative to the reference device."""
 
     costs: DeviceCosts | None = None
     """Measured seconds of this kind, instead of the reference's over ``speed``."""
 
-    tflops: float | None = Field(None, gt=0)
+    tflops: Positive | None = None
     """Peak of one GPU's dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the
     costs of a recipe where neither a profile nor this file gives any."""
 
-    bandwidth: float | None = Field(None, gt=0)
+    bandwidth: Positive | None = None
     """Peak of its memory's bandwidth in GB/s, for the same."""
 
-    capacity: float | None = Field(None, gt=0)
+    capacity: Positive | None = None
     """Memory of one GPU in GB (10^9 bytes): what does not fit is not planned. Null: not looked
     at."""
 
-    peer_link: float | None = Field(None, gt=0)
+    peer_link: Positive | None = None
     """GB/s that each receives from the others of its gang: estimates of sharded weights count the
     gathering of them, those of stages what crosses cuts. Null: ``link``."""
 
-    link: float | None = Field(None, gt=0)
+    link: Positive | None = None
     """GB/s that each of them receives; null: the cluster's ``network``."""
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from pydantic import Field, field_validator
 
 from digen_core.control.costs import Link
-from digen_core.planning.clusters.groups import Name
+from digen_core.planning.clusters.groups import Name, Positive, Spent
 from digen_core.strict import Strict
 
 LEAST_MEMORY: Final = 10**6
@@ -73,13 +73,13 @@ class SiteLink(Strict):
     between: tuple[str, str]
     """The sites, as groups of devices name them."""
 
-    gbit_per_second: float = Field(gt=0)
+    gbit_per_second: Positive
     """Gb/s each way, of all devices together."""
 
     latency: float = Field(0.0, ge=0, le=60)
     """Seconds that a byte is under way: half of what ping says."""
 
-    price_per_gb: float = Field(0.0, ge=0)
+    price_per_gb: Spent = 0.0
     """Of 10^9 bytes that cross it, either way, in your currency."""
 
     @property
