@@ -73,13 +73,16 @@ def _rows_of_file(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _size_of_columns(metadata: pq.FileMetaData, columns: Sequence[str]) -> int:
-    """Return the bytes of some columns when they are no longer compressed."""
+    """Return the bytes of some columns when they are no longer compressed.
+
+    The path of a chunk is its column's name, which may have dots, and what lies in it after a dot.
+    """
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     chunks = (group.column(place) for group in groups for place in range(group.num_columns))
     return sum(
         chunk.total_uncompressed_size
         for chunk in chunks
-        if chunk.path_in_schema.partition(".")[0] in columns
+        if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
     )
 
 

@@ -138,6 +138,19 @@ def test_of_more_rows_than_can_be_held_none_is_left_out_in_silence(name, tmp_pat
         found(4)
 
 
+@pytest.mark.parametrize("column", ["prompt", "prompt.en", "in"])
+def test_a_parquet_file_that_unpacks_to_too_much_is_refused_before_it_is(
+    column, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("digen_core.data.arrow.MAX_BYTES", 1000)
+    monkeypatch.setattr("digen_core.data.arrow._table_rows", None)  # which would read it
+    texts = [{"text": f"{number} circles" * 10} for number in range(100)]
+    cells = texts if column == "in" else [own["text"] for own in texts]
+    pq.write_table(pa.table({column: cells, "more": [1] * 100}), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match="holds more than"):
+        train_prompts(config_of(train=str(tmp_path / "p.parquet"), column=column))
+
+
 def test_text_files_are_read_line_by_line(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text(" a red circle \n\n\ttwo blue squares\n \n", encoding="utf-8")
