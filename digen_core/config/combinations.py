@@ -8,11 +8,10 @@ from typing import Final
 
 from digen_core.algorithms.base import Algorithm
 from digen_core.config.model import ModelConfig
-from digen_core.config.noise import check_shared_noise, check_solver
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.rewards import RewardConfig, relative
-from digen_core.config.rollout import RolloutConfig
+from digen_core.config.rollout import RolloutConfig, check_shared_noise, check_solver
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig
 

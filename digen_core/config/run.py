@@ -11,14 +11,14 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from digen_core.algorithms import ALGORITHMS, DEFAULT, AnyAlgorithm
-from digen_core.config import best, combinations
+from digen_core.config import combinations
 from digen_core.config.checkpoint import CheckpointConfig
 from digen_core.config.given import check_given_rewards, check_given_samples
 from digen_core.config.model import ModelConfig
 from digen_core.config.numerics import NumericsConfig
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.prompts import PromptsConfig
-from digen_core.config.rewards import CalledConfig, RewardConfig, called, forms_of, that_see
+from digen_core.config.rewards import CalledConfig, RewardConfig, best, called, forms_of, that_see
 from digen_core.config.rewards.base import Form
 from digen_core.config.rewards.comparisons import check_relative
 from digen_core.config.rewards.keys import number_or_any_table, with_types
