@@ -13,6 +13,9 @@ from digen_core.inputs.text import printable
 WIDEST: Final = 1000
 """Columns of the widest word of a table."""
 
+FOLDED: Final = 12
+"""Columns that words of a column that folds may be broken into, and no fewer."""
+
 
 class Output(Console):
     """Standard output, which a reader that has seen enough may close, as head does."""
@@ -28,7 +31,7 @@ class Output(Console):
 class Whole(Table):
     """A table of which no word is cut: its lines are longer than a terminal that is too narrow.
 
-    Columns without wrapping show each line whole.
+    Columns without wrapping show each line whole, and those that fold break words where they end.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -38,8 +41,8 @@ class Whole(Table):
         for column in self.columns:
             cells = (column.header, *column.cells)
             widths = [Measurement.get(console, wide, cell) for cell in cells]
-            least = [own.maximum if column.no_wrap else own.minimum for own in widths]
-            column.min_width = max(least)
+            least = max(own.maximum if column.no_wrap else own.minimum for own in widths)
+            column.min_width = min(least, FOLDED) if column.overflow == "fold" else least
             needed += left + column.min_width + right
         room = options.update(max_width=max(options.max_width, needed))
         yield from super().__rich_console__(console, room)

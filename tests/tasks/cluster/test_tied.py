@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.operation.state import alive_after
 from support.waiting import comes_to
 from tasks.cluster.tied import AGAIN
 
@@ -99,10 +98,10 @@ def test_one_that_is_to_end_while_its_command_starts_leaves_nothing():
         "import time; time.sleep(600)",
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tied:
-        child = psutil.Process(int(tied.stdout.readline()))
+        child = int(tied.stdout.readline())
         tied.wait(timeout=60)
     try:
-        assert not alive_after([child], 10)
+        assert comes_to(lambda: not psutil.pid_exists(child), 10)
     finally:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
