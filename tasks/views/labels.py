@@ -28,7 +28,7 @@ def wrapped(text: str, font: Font, width: int, num_lines: int) -> str:
     """Break a text into lines, at blanks, or in words that take more than a line, as Chinese does.
 
     Args:
-        text: whose blanks are all alike.
+        text: of which blanks and ends of lines are taken alike.
         font: that it is drawn in.
         width: of a line, in pixels.
         num_lines: at most; the last one says if there would be more.

@@ -14,7 +14,7 @@ SETTLE_SECONDS: Final = 0.1
 for their next tasks."""
 
 PUBLISH_SECONDS: Final = 300.0
-"""How long a run that ends waits for a record to be published."""
+"""How long a run that ends waits for a record to be published, and for the last ones to end."""
 
 
 class Endings:

@@ -12,6 +12,7 @@ from httpx import HTTPError
 from prefect.exceptions import CancelledRun
 
 from flows.runtime.context import RunContext
+from flows.runtime.iterations.endings import PUBLISH_SECONDS
 from flows.runtime.iterations.iteration import iteration
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.subflows import on_cluster
@@ -21,9 +22,6 @@ logger = logging.getLogger(__name__)
 
 OPENING_SECONDS: Final = 10.0
 """How long an iteration waits for its flow run if Prefect's server is away."""
-
-JOIN_SECONDS: Final = 300.0
-"""How long a run that ends waits for iterations that are being published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +83,14 @@ class IterationRuns:
     def join(self) -> None:
         """Wait for all flow runs to end; those that open meanwhile are abandoned.
 
-        After JOIN_SECONDS the others are left to themselves: what they wait for hangs.
+        After PUBLISH_SECONDS the others are left to themselves: what they wait for hangs.
         """
-        deadline = monotonic() + JOIN_SECONDS
+        deadline = monotonic() + PUBLISH_SECONDS
         while self._num_ended < len(self._threads):
             try:
                 message = self._run.inbox.get(timeout=max(0.0, deadline - monotonic()))
             except Empty:
-                logger.warning("some iterations did not end in %.0f s", JOIN_SECONDS)
+                logger.warning("some iterations did not end in %.0f s", PUBLISH_SECONDS)
                 return
             match message:
                 case OpenIteration() as opened:
