@@ -1,10 +1,13 @@
 """Run digen's flows from a terminal: live view, one-line errors, and a Prefect server if needed."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.checkpoints.judging import Judging, judged_config
@@ -14,8 +17,12 @@ from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, RunReport
 
 if TYPE_CHECKING:
+    from prefect import Flow
+
     from deployments.operation.prefect_server import PrefectApi
     from deployments.views.live_view import LiveView
+
+T = TypeVar("T")
 
 SETTINGS = {
     # Without these each start also waits for name look-ups where there is no network.
@@ -50,7 +57,7 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
 
         with watching(view):
             try:
-                report = post_train(config, str(resume) if resume else None)
+                report = called(post_train, config, str(resume) if resume else None)
             except CancelledRun as error:
                 raise RunStoppedError(str(error)) from None
             return cast("RunReport", report)
@@ -81,7 +88,8 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
         from flows.runtime.observers import watching
 
         with watching(view):
-            report: EvaluationReport = evaluate_run(
+            report: EvaluationReport = called(
+                evaluate_run,
                 str(run_dir),
                 asked.prompts,
                 asked.samples_per_prompt,
@@ -89,6 +97,51 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
                 dict(asked.settings),
             )
         return report
+
+
+def called(flow: "Flow[..., T]", *arguments: object) -> T:
+    """Call a flow. How its body ended counts, also where Prefect cannot be told of it.
+
+    Raises:
+        Exception: what the body raises, or Prefect before that.
+        CancelledRun: the flow ended as cancelled.
+    """
+    from prefect import State
+    from prefect.exceptions import CancelledRun
+
+    from flows.runtime.observers import warn
+
+    ended: list[T | Exception] = []
+    own = copy(flow)
+    own.fn = _noting(flow.fn, ended)
+    try:
+        return own(*arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        if not ended or error is ended[0] or isinstance(error, CancelledRun):
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        warn(f"Prefect could not be told how the run ended, and may show it as running: {why}")
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+    if isinstance(ended[0], State):
+        raise CancelledRun(ended[0].message)
+    return ended[0]
+
+
+def _noting(body: "Callable[..., T]", ended: "list[T | Exception]") -> "Callable[..., T]":
+    """Return the body of a flow, but it notes what it returns or raises."""
+
+    @wraps(body)
+    def call(*arguments: object, **parameters: object) -> T:
+        try:
+            result = body(*arguments, **parameters)
+        except Exception as error:
+            ended.append(error)
+            raise
+        ended.append(result)
+        return result
+
+    return call
 
 
 def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
@@ -118,6 +171,7 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     from tasks.cluster.start_method import import_ahead
 
     apply_settings()
+    logging.raiseExceptions = False  # that a server is away is said once, not for each line of logs
     with failures_in_one_line(), LiveView(config, config.name) as view:
         view.on_phase("starting Prefect")
         if config.cluster.address is None:

@@ -49,9 +49,13 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
         while True:
             try:
                 train(run)
-                return run.report()
+                report = run.report()
+                break
             except (StateLostError, DamagedError) as error:
                 go_back(run, error)
+    for task in run.when_free:
+        task()
+    return report
 
 
 def train(run: RunContext) -> None:

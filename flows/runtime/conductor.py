@@ -157,7 +157,7 @@ class Conductor:
         for opened in self._opened.values():
             opened.abandon(failure)
         self._changes.stop()
-        self._runs.join()
+        self._runs.close()
 
     def _hold(self) -> None:
         """Finish what has begun and wait, while a person wants the run to pause."""

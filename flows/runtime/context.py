@@ -5,7 +5,7 @@ stands in its :class:`~flows.runtime.progress.Progress`, which workers it has in
 :class:`~flows.runtime.fleet.fleet.Fleet`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ class RunContext:
     trace: LiveTrace = field(default_factory=LiveTrace)  # what the devices do
     publishing: Lock = field(default_factory=Lock)  # records are shown one after the other
     learning: Lock = field(default_factory=Lock)  # what work costs; for moments, unlike the above
+    when_free: list[Callable[[], None]] = field(default_factory=list)  # done without its workers
     control: Control = field(init=False)  # what a person asks for
     watch: Watch = field(init=False)  # over the workers
 

@@ -28,6 +28,9 @@ from prefect.exceptions import Pause, PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Paused, Running, Suspended
 
+from flows.runtime.observers import warn
+from tasks.runner.prefect_api import Contact
+
 POLL_SECONDS: Final = 2.0
 SIGNAL_SECONDS: Final = 15.0
 """How long a Prefect worker has to end the process that it started, before the run does."""
@@ -136,8 +139,11 @@ class Control:
 
 @contextmanager
 def following(control: Control, flow_run_id: UUID) -> Iterator[None]:
-    """Let a control see the state of a flow run while the body runs."""
-    ended = Event()
+    """Let a control see the state of a flow run while the body runs.
+
+    Who watches the run is told when Prefect's server does not answer for long.
+    """
+    ended, contact = Event(), Contact(warn)
 
     def follow() -> None:
         while not ended.wait(POLL_SECONDS):
@@ -145,9 +151,10 @@ def following(control: Control, flow_run_id: UUID) -> Iterator[None]:
                 with get_client(sync_client=True) as client:
                     while not ended.is_set():
                         control.see(client.read_flow_run(flow_run_id), client)
+                        contact.succeeded()
                         ended.wait(POLL_SECONDS)
             except (HTTPError, PrefectException, RuntimeError, ValueError):
-                continue  # a server that is down, or whose proxy answers for it, is asked again
+                contact.failed()  # a server that is down, or whose proxy answers, is asked again
 
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
         context = copy_context()

@@ -1,7 +1,8 @@
 """Prefect's server may be away for a while: who waits for it, and how it is asked."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 import httpx
@@ -11,11 +12,17 @@ from prefect.settings.legacy import Setting
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import PrivateAttr
 
+from digen_core.inputs.addresses import redacted
+
 PROBE_SECONDS: Final = 2.0
 
 PATIENT: Final = {PREFECT_CLIENT_MAX_RETRIES: 8}
 """Settings of a run. Waits double from 2 s on: calls that Prefect's server does not answer are
 repeated for 8 minutes, so that nothing is missing if it is back by then."""
+
+
+SILENT_SECONDS: Final = 10.0
+"""A server that does not answer for so long is said to be away: one that is busy comes back."""
 
 
 def api_answers() -> bool:
@@ -29,6 +36,41 @@ def api_answers() -> bool:
     except httpx.HTTPError:
         return False
     return response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
+
+
+class Contact:
+    """Contact with Prefect's server, as the calls of a thread find it."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """Begin with a server that answers.
+
+        Args:
+            warn: is told when contact is lost, and when it is made again.
+        """
+        self._warn = warn
+        self._answered = monotonic()
+        self._is_lost = False
+
+    def failed(self) -> None:
+        """Take in that the server did not answer, or that something else answered for it."""
+        if not self._is_lost and monotonic() - self._answered > SILENT_SECONDS:
+            self._is_lost = True
+            self._warn(
+                f"{_name()} does not answer; the run goes on, and what it has to tell is sent when "
+                "that answers again"
+            )
+
+    def succeeded(self) -> None:
+        """Take in that the server answered."""
+        if self._is_lost:
+            minutes = (monotonic() - self._answered) / 60
+            self._warn(f"{_name()} answers again, after {minutes:.1f} min")
+        self._answered, self._is_lost = monotonic(), False
+
+
+def _name() -> str:
+    url = get_current_settings().api.url
+    return "Prefect's server" if url is None else f"Prefect at {redacted(url).removesuffix('/api')}"
 
 
 @contextmanager

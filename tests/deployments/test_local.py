@@ -2,10 +2,15 @@
 
 from contextlib import nullcontext
 
+import httpx
+import pytest
+from prefect.exceptions import CancelledRun
+from prefect.states import Cancelled
+
 from deployments import local
 from digen_core.checkpoints.judging import Judging
 from digen_core.config.run import RunConfig
-from flows.runtime.observers import Observer, warn
+from flows.runtime.observers import Observer, warn, watching
 
 
 class Terminal(Observer):
@@ -18,13 +23,61 @@ class Terminal(Observer):
         self.warnings.append(text)
 
 
+class Told:
+    """A flow whose server answers."""
+
+    def __init__(self, body):
+        self.fn = body
+
+    def __call__(self, *arguments):
+        return self.fn(*arguments)
+
+
 def test_the_terminal_is_told_what_an_evaluation_warns_of(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(local, "judged_config", lambda *_: RunConfig())
     for check in ("run.check_judged", "reward_probe.probe_before_start"):
         monkeypatch.setattr(f"digen_core.preflight.{check}", lambda *_, **__: None)
     monkeypatch.setattr(local, "orchestrated", lambda config: nullcontext(terminal))
-    monkeypatch.setattr("flows.evaluate_run.evaluate_run", lambda *_: warn("a prompt is cut"))
+    told = Told(lambda *_: warn("a prompt is cut"))
+    monkeypatch.setattr("flows.evaluate_run.evaluate_run", told)
     local.run_evaluation(tmp_path, Judging(), warn)
     warn("nobody watches any more")
     assert terminal.warnings == ["a prompt is cut"]
+
+
+class Untold:
+    """A flow whose server has gone away when its body ends, or before it begins."""
+
+    def __init__(self, body, *, begins=True):
+        self.fn, self._begins = body, begins
+
+    def __call__(self, *arguments):
+        try:
+            if self._begins:
+                self.fn(*arguments)
+        finally:
+            raise httpx.ConnectError("[Errno 111] Connection refused")
+
+
+def fails(*_):
+    raise RuntimeError("the disk is full")
+
+
+def test_a_run_that_prefect_cannot_be_told_of_ends_as_its_body_does():
+    terminal = Terminal()
+    with watching(terminal):
+        assert local.called(Untold(lambda a, b: a + b), 2, 3) == 5
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            local.called(Untold(fails))
+        with pytest.raises(CancelledRun, match="resume it with"):
+            local.called(Untold(lambda: Cancelled(message="stopped; resume it with: ...")))
+    assert terminal.warnings == 3 * [
+        "Prefect could not be told how the run ended, and may show it as running: ConnectError: "
+        "[Errno 111] Connection refused"
+    ]
+
+
+def test_a_run_that_cannot_begin_without_prefect_fails():
+    with pytest.raises(httpx.ConnectError):
+        local.called(Untold(fails, begins=False))

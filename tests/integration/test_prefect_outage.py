@@ -98,3 +98,45 @@ def test_training_goes_on_without_the_server_and_nothing_is_missing(tree, tmp_pa
     assert len(pages) == NUM_ITERATIONS
     (progress,) = [artifact for artifact in artifacts if artifact.key == "digen-progress"]
     assert progress.data == 100.0
+
+
+class Ending(Watch):
+    """Stops the server for good after the second iteration."""
+
+    def __init__(self, server):
+        super().__init__()
+        self._server = server
+
+    def on_iteration(self, record):
+        super().on_iteration(record)
+        if record.iteration == 1:
+            self._server.stop()
+
+
+def test_a_run_ends_well_where_the_server_stays_away(tree, tmp_path, monkeypatch):
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from deployments.local import called
+    from flows.post_train import post_train
+    from flows.runtime import subflows
+    from flows.runtime.iterations import runs as iteration_runs
+    from flows.runtime.observers import watching
+    from tasks.runner import prefect_api
+    from tasks.views import artifacts
+
+    never = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    monkeypatch.setattr(subflows, "PATIENT", never)
+    monkeypatch.setattr(iteration_runs, "OPENING_SECONDS", 1.0)
+    monkeypatch.setattr(prefect_api, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(artifacts, "LAST_WORD_SECONDS", 1.0)
+    config = RunConfig.model_validate(merged(tree, {"num_iterations": 8}))
+    with prefect_process(tmp_path) as server, temporary_settings(never):
+        watch = Ending(server)
+        with watching(watch):
+            report = called(post_train, config)
+    assert report.version == 8
+    assert report.after is not None
+    assert [record.iteration for record in watch.records] == list(range(8))
+    away, untold = watch.warnings
+    assert away.startswith(f"Prefect at {server.api_url.removesuffix('/api')} does not answer")
+    assert untold.startswith("Prefect could not be told how the run ended")

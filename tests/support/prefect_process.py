@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 
@@ -73,6 +75,9 @@ def prefect_process(folder: Path) -> Iterator[PrefectProcess]:
         with temporary_settings({PREFECT_API_URL: server.api_url}):
             yield server
     finally:
+        # What is left would be tried again for minutes, and the tests' own server wait for that.
+        for service in (APILogWorker, EventsWorker):
+            service.drain_all(timeout=60)
         del os.environ["PREFECT_API_URL"]
         if before is not None:
             os.environ["PREFECT_API_URL"] = before

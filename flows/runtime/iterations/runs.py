@@ -1,6 +1,7 @@
 """The flow runs of iterations, each in a thread of its own, opened one ahead of the work."""
 
 import logging
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty
@@ -15,13 +16,16 @@ from flows.runtime.context import RunContext
 from flows.runtime.iterations.endings import PUBLISH_SECONDS
 from flows.runtime.iterations.iteration import iteration
 from flows.runtime.iterations.open_iteration import OpenIteration
+from flows.runtime.observers import say
 from flows.runtime.subflows import on_cluster
 from tasks.runner.prefect_api import api_answers
 
 logger = logging.getLogger(__name__)
 
 OPENING_SECONDS: Final = 10.0
-"""How long an iteration waits for its flow run if Prefect's server is away."""
+"""How long an iteration waits for its flow run if Prefect's server is away; and, after the last
+one, the workers for the ends of flow runs."""
+LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class IterationRuns:
         self._num_asked = first
         self._asked = monotonic()
         self._threads: list[Thread] = []
-        self._num_ended = 0
+        self._is_closed = False
 
     def open_until(self, index: int) -> None:
         """Open the next flow run, when the one before has reported to the inbox that it is open.
@@ -68,37 +72,55 @@ class IterationRuns:
         return True
 
     def end(self, ended: RunEnded) -> None:
-        """Count the end of a thread.
+        """Take in the end of a thread.
 
         Raises:
             BaseException: the one that ended it, but not because Prefect's server stayed away when
                 the iteration had begun.
         """
-        self._num_ended += 1
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         if isinstance(ended.error, HTTPError) and ended.index < self.num_opened:
             logger.warning("iteration %d has no page in Prefect: %s", ended.index + 1, ended.error)
         elif ended.error is not None:
             raise ended.error
 
-    def join(self) -> None:
+    def close(self) -> None:
         """Wait for all flow runs to end; those that open meanwhile are abandoned.
 
-        After PUBLISH_SECONDS the others are left to themselves: what they wait for hangs.
+        Where Prefect's server is away, or fails, what it has to be told is left to the end of the
+        run, so that the workers need not wait for it.
         """
-        deadline = monotonic() + PUBLISH_SECONDS
-        while self._num_ended < len(self._threads):
-            try:
-                message = self._run.inbox.get(timeout=max(0.0, deadline - monotonic()))
-            except Empty:
+        self._is_closed = True
+        began = monotonic()
+        while not self._wait(LOOK_SECONDS):
+            if monotonic() - began > OPENING_SECONDS and not api_answers():
+                self._run.when_free.append(self.join)
+                return
+            if monotonic() - began > PUBLISH_SECONDS:
                 logger.warning("some iterations did not end in %.0f s", PUBLISH_SECONDS)
                 return
-            match message:
-                case OpenIteration() as opened:
-                    opened.abandon()
-                case RunEnded():
-                    self._num_ended += 1
+
+    def join(self) -> None:
+        """Wait for the flow runs that were left open; after PUBLISH_SECONDS they stay so."""
+        if self._wait(0.0):
+            return
+        say("telling Prefect how iterations ended")
+        began = monotonic()
+        while monotonic() - began < PUBLISH_SECONDS:
+            if self._wait(LOOK_SECONDS):
+                return
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait so long at most for the threads to end; say whether they have."""
+        with suppress(Empty):
+            while True:
+                message = self._run.inbox.get_nowait()
+                if isinstance(message, OpenIteration):
+                    message.abandon()
+        deadline = monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _is_late(self) -> bool:
         return monotonic() - self._asked > OPENING_SECONDS
@@ -118,4 +140,5 @@ class IterationRuns:
             pass
         except BaseException as raised:
             error = raised
-        self._run.inbox.put(RunEnded(index, error))
+        if not self._is_closed:  # else the inbox may be that of the next ones
+            self._run.inbox.put(RunEnded(index, error))
