@@ -63,8 +63,11 @@ class Stopping:
     def on_terminate(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: as an exception it ends what the command started, too.
 
-        Prefect kills the process again once it has noted that it was terminated.
+        Prefect kills the process again once it has noted that it was terminated. What ends already
+        is not disturbed by another one, as of a batch system that sends it twice.
         """
+        if self._timer is not None:
+            return
         self.begin()
         raise SystemExit(128 + number)
 

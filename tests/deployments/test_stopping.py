@@ -1,0 +1,44 @@
+"""A command that is told to stop ends in order, whatever it is sent meanwhile."""
+
+import signal
+
+import pytest
+
+from deployments import stopping as module
+from deployments.stopping import Stopping
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    started = []
+
+    class Timer:
+        def __init__(self, seconds, end):
+            self.seconds, self.end = seconds, end
+
+        def start(self):
+            started.append(self)
+
+    monkeypatch.setattr(module, "Timer", Timer)
+    stopping = Stopping()
+    stopping.started = started
+    return stopping
+
+
+def test_a_second_sigterm_does_not_disturb_what_ends_already(stopping):
+    with pytest.raises(SystemExit) as ended:
+        stopping.on_terminate(signal.SIGTERM, None)
+    assert ended.value.code == 143
+    stopping.on_terminate(signal.SIGTERM, None)
+    (timer,) = stopping.started
+    assert timer.seconds == module.STOP_SECONDS
+
+
+def test_a_second_interrupt_ends_it_at_once(stopping, monkeypatch):
+    ended = []
+    monkeypatch.setattr(stopping, "end_now", lambda: ended.append(True))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            stopping.on_interrupt(signal.SIGINT, None)
+    assert ended == [True]
+    assert len(stopping.started) == 1
