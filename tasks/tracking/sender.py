@@ -49,11 +49,16 @@ class Sender:
 
     def _run(self) -> None:
         """Send, if no other process does so for the same folder."""
-        while True:
-            with self._spool.sending() as may_send:
-                if may_send:
-                    self._send_all()
-                    return
+        while not self._given_up():
+            try:
+                with self._spool.sending() as may_send:
+                    if may_send:
+                        self._send_all()
+                        return
+            except OSError as error:  # of the folder's disk, which may be away for a while
+                self._note_away(error)
+                self._pause()
+                continue
             if self._closing.wait(POLL_SECONDS):
                 return  # the other process continues
 
@@ -134,6 +139,17 @@ class Sender:
                 left.append({**entry, "reason": first_line(error)})
         if entries:
             self._spool.keep_aside(left)
+
+    def _note_away(self, error: OSError) -> None:
+        if self._failing_since is None:
+            self._failing_since = monotonic()
+            logger.warning(
+                "what %s logs is kept in %s, and that cannot be used now; it is sent when it can: "
+                "%s",
+                self._spool.run.name,
+                self._spool.folder,
+                first_line(error),
+            )
 
     def _note_failure(self, error: Exception) -> None:
         if self._failing_since is not None:

@@ -1,0 +1,48 @@
+"""What a run logs reaches MLflow, whatever fails for a while."""
+
+import errno
+from threading import Event
+
+import pytest
+
+from tasks.tracking import sender
+from tasks.tracking.sender import Sender
+from tasks.tracking.spool import RunOfSpool, Spool
+
+RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="r", name="run")
+
+
+class Taking:
+    """A delivery to a server that takes everything."""
+
+    def __init__(self):
+        self.keys = []
+
+    def deliver(self, entries):
+        self.keys += [entry["key"] for entry in entries]
+
+
+@pytest.mark.parametrize("broken", ["sending", "unsent"])
+def test_a_disk_that_fails_for_a_while_does_not_end_it(tmp_path, monkeypatch, caplog, broken):
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.02)
+    spool, taking = Spool.create(tmp_path, RUN), Taking()
+    whole, failures, failed = getattr(spool, broken), [True] * 3, Event()
+
+    def fail_for_a_while():
+        if failures:
+            failures.pop()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        failed.set()
+        return whole()
+
+    monkeypatch.setattr(spool, broken, fail_for_a_while)
+    spool.append("a", "tags")
+    sending = Sender(spool, taking)
+    assert failed.wait(60)
+    spool.append("b", "tags")
+    sending.close()
+    assert taking.keys == ["a", "b"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"what run logs is kept in {tmp_path / 'tracking'}, and that cannot be")
+    assert said.endswith("Stale file handle")
