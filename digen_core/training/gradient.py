@@ -94,9 +94,10 @@ def pack_loss(
 
     Args:
         policy: with the weights to train.
-        pairs: of the pack.
+        pairs: of the pack, as `pairs.rows_of` returns them.
         config: of the run.
     """
+    assert not pairs.condition_of, "whose condition each has is not looked at here"
     policy = policy.in_training()
     pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
     if isinstance(pairs, CleanPairs):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from digen_core.control.protocol import Pack, PairBlock
 from digen_core.maths.forward_process import noised
 from digen_core.models.policy import Condition
 from digen_core.seeding import FORWARD_NOISE, NOISE, noise_of
-from digen_core.transport.arrays import Arrays, to_array, to_tensor
+from digen_core.transport.arrays import Arrays, to_array, to_tensor, viewed
 from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 
@@ -31,7 +32,7 @@ class Pairs:
     sigma: Tensor  # [b]
     sigma_next: Tensor  # [b]
     sigma_max: float  # the schedule's second noise level
-    condition: Condition  # [b, ...] each
+    condition: Condition  # [b, ...] each, or fewer rows: see condition_of
     is_own: Tensor  # [b] bool, whether the version that is trained sampled it
     is_stale: Tensor  # [b] bool, whether an older one did than that with which its iteration began
     noise: Tensor | None = None  # [b, ...] that the step added, for algorithms that ask for it
@@ -39,6 +40,7 @@ class Pairs:
     start_velocity: Tensor | None = None  # as below, for algorithms that compare with it
     reference_velocity: Tensor | None = None  # as below
     weight: float = 1.0  # what each counts
+    condition_of: tuple[int, ...] = ()  # as below
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,16 @@ class CleanPairs:
     noise: Tensor  # [b, ...] to mix it with
     advantage: Tensor  # [b]
     sigma: Tensor  # [b]
-    condition: Condition  # [b, ...] each
+    condition: Condition  # [b, ...] each, or fewer rows: see condition_of
     start_velocity: Tensor | None = None
     """[b, ...] of what generated when the iteration began; None: the trained version did."""
     reference_velocity: Tensor | None = None
     """[b, ...] of the reference policy, if who generated the samples asked it."""
 
     weight: float = 1.0  # what each counts
+    condition_of: tuple[int, ...] = ()
+    """[b] rows of the condition, which pairs of a group share until `rows_of` takes them; empty:
+    each has its own."""
 
     @property
     def x(self) -> Tensor:
@@ -69,6 +74,7 @@ _Found = tuple[PairBlock, Segment, slice]
 
 def to_kept(pairs: Pairs | CleanPairs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Return the numbers and the arrays of a batch of pairs, to be kept: `from_kept` takes them."""
+    pairs = rows_of(pairs, slice(None), torch.device("cpu"))
     values = {item.name: getattr(pairs, item.name) for item in fields(pairs)}
     arrays = {name: to_array(v) for name, v in values.items() if isinstance(v, Tensor)}
     arrays |= {f"{_CONDITION}{name}": to_array(v) for name, v in pairs.condition.items()}
@@ -87,15 +93,29 @@ def from_kept(
 
 
 def rows_of(pairs: AnyPairs, rows: slice, device: torch.device) -> AnyPairs:
-    """Return some rows of a batch of pairs, on a device."""
+    """Return some rows of a batch of pairs, on a device, each with a condition of its own."""
     values = {field.name: getattr(pairs, field.name) for field in fields(pairs)}
     taken: dict[str, Any] = {
         name: value[rows].to(device) for name, value in values.items() if isinstance(value, Tensor)
     }
-    condition = {name: value[rows].to(device) for name, value in pairs.condition.items()}
     if isinstance(pairs, Pairs):
         taken["sampled_by"] = pairs.sampled_by[rows]
-    return replace(pairs, **taken, condition=condition)
+    return replace(pairs, **taken, condition=_conditions(pairs, rows, device), condition_of=())
+
+
+def _conditions(pairs: Pairs | CleanPairs, rows: slice, device: torch.device) -> Condition:
+    """Return the condition of some rows of a batch of pairs, on a device.
+
+    What pairs share goes there once: embeddings of a pack's texts may have a hundred megabytes, for
+    which a device would wait. They are contiguous, as in the rollout: on another layout matrix
+    products round differently.
+    """
+    places = pairs.condition_of[rows]
+    if not places:
+        return {name: value[rows].to(device) for name, value in pairs.condition.items()}
+    first, end = min(places), max(places) + 1
+    own = torch.tensor(places, device=device) - first
+    return {name: value[first:end].to(device)[own] for name, value in pairs.condition.items()}
 
 
 def gather_pairs(
@@ -110,7 +130,7 @@ def gather_pairs(
     trained_from: int,
     trained_steps: Sequence[int],
 ) -> Pairs | CleanPairs:
-    """Put the pairs of a pack into one batch.
+    """Put the pairs of a pack into one batch, in which those of a group share a condition.
 
     Args:
         pack: which pairs, of trajectories of one number of steps.
@@ -136,15 +156,13 @@ def gather_pairs(
         """Return [b] the schedule before each pair's step, or after it."""
         return batch(np.repeat(s.sigmas[b.step + after], b.num_rows) for b, s, _ in found)
 
+    groups = list(dict.fromkeys(block.fragment.group for block, _, _ in found))
     condition = {
-        # Not broadcast_to: concatenate would put the rows last in memory, and then matrix
-        # products round differently than in the rollout.
-        name: batch(
-            np.repeat(conditions[block.fragment.group][name], block.num_rows, axis=0)
-            for block, _, _ in found
-        )
-        for name in conditions[found[0][0].fragment.group]  # of others it may have other names
+        name: torch.cat([viewed(conditions[group][name]) for group in groups]).to(device)
+        for name in conditions[groups[0]]  # of others it may have other names
     }
+    of_blocks = ([groups.index(b.fragment.group)] * b.num_rows for b, _, _ in found)
+    condition_of = tuple(chain.from_iterable(of_blocks))
     reference = None
     if config.generates_reference:
         reference = batch(s.references[b.step][rows] for b, s, rows in found)
@@ -161,6 +179,7 @@ def gather_pairs(
             condition,
             reference_velocity=reference,
             weight=weight,
+            condition_of=condition_of,
         )
     x_next = batch(segment.after(block.step)[rows] for block, segment, rows in found)
     versions = torch.tensor([s.version for b, s, _ in found for _ in range(b.num_rows)])
@@ -179,6 +198,7 @@ def gather_pairs(
         sampled_by=tuple(s.device for block, s, _ in found for _ in range(block.num_rows)),
         reference_velocity=reference,
         weight=weight,
+        condition_of=condition_of,
     )
 
 

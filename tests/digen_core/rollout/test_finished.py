@@ -16,7 +16,7 @@ from digen_core.rollout.rows import Rows
 from digen_core.rollout.sampler import DenoisedStep
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration
 from digen_core.seeding import FORWARD_NOISE, noise_of
-from digen_core.training.pairs import gather_pairs
+from digen_core.training.pairs import gather_pairs, rows_of
 from digen_core.transport.arrays import to_arrays
 from digen_core.transport.segment import Segment
 from support.packs import make_packs
@@ -135,7 +135,7 @@ def test_velocities_of_the_reference_policy_are_kept_for_training(policy):
         {level: value.numpy() for level, value in found.references.items()},
     )
     (pack,) = make_packs([segment.fragment], LEVELS, iteration=GROUP[0], pack_size=8)
-    pairs = gather_pairs(
+    gathered = gather_pairs(
         pack,
         [segment],
         {GROUP[1]: to_arrays(policy.encode(["a red circle"]))},
@@ -146,6 +146,7 @@ def test_velocities_of_the_reference_policy_are_kept_for_training(policy):
         trained_from=0,
         trained_steps=LEVELS,
     )
+    pairs = rows_of(gathered, slice(None), torch.device("cpu"))
     with torch.no_grad(), reference_weights(policy):
         expected = policy.velocity(pairs.x, pairs.sigma, pairs.condition)
     torch.testing.assert_close(pairs.reference_velocity, expected, rtol=1e-12, atol=1e-12)

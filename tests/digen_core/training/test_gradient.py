@@ -87,7 +87,7 @@ def config_of(rollout=ROLLOUT, dtype="float64", **algorithm) -> RunConfig:
 
 
 def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES, **algorithm) -> Pairs:
-    return gather_pairs(
+    gathered = gather_pairs(
         pack,
         [segment],
         {0: to_arrays(policy.encode(["a red circle"]))},
@@ -98,6 +98,7 @@ def pairs_of(policy, segment: Segment, pack: Pack, advantages=ADVANTAGES, **algo
         trained_from=0,
         trained_steps=TRAINED,
     )
+    return rows_of(gathered, slice(None), CPU)
 
 
 def all_pairs(policy, segment: Segment) -> Pairs:
@@ -784,7 +785,15 @@ def test_rows_of_a_pack_by_hand():
     assert pairs.sigma.tolist() == [0.75, 1.0, 1.0, 0.75, 0.75]
     assert pairs.sigma_next.tolist() == [0.5, 0.75, 0.75, 0.5, 0.5]
     assert pairs.sigma_max == 0.75
-    assert pairs.condition["text"][:, 0].tolist() == [7, 7, 7, 7, 9]
+    assert pairs.condition["text"][:, 0].tolist() == [7, 9], "pairs of a group share it"
+    own = rows_of(pairs, slice(None), CPU)
+    assert own.condition["text"].tolist() == [[7, 8]] * 4 + [[9, 6]]
+    assert rows_of(own, slice(3, 5), CPU).condition["text"].tolist() == [[7, 8], [9, 6]]
+    for rows in (slice(1, 2), slice(3, 5), slice(4, 5)):
+        some = rows_of(pairs, rows, CPU)
+        assert torch.equal(some.condition["text"], own.condition["text"][rows])
+        assert some.condition["text"].is_contiguous()
+        assert not some.condition_of
 
 
 def test_pairs_of_fewer_steps_weigh_more(policy, segment):
@@ -797,7 +806,7 @@ def test_pairs_of_fewer_steps_weigh_more(policy, segment):
         config, versions = config_of(rollout), {"version": 0, "trained_from": 0}
         given = conditions, {0: ADVANTAGES}, CPU, config
         pairs = gather_pairs(pack, [segment], *given, **versions, trained_steps=TRAINED)
-        loss, metrics = pack_loss(policy, pairs, config)
+        loss, metrics = pack_loss(policy, rows_of(pairs, slice(None), CPU), config)
         losses.append(float(loss.detach()) * config.pairs_per_update)
         assert metrics.loss == pytest.approx(losses[0])  # metrics are of pairs, however they count
     assert (config.pair_weight(3), losses[1]) == (2.0, pytest.approx(2 * losses[0]))

@@ -53,6 +53,16 @@ def test_transitions_are_kept_with_their_numbers():
     )
 
 
+def test_a_condition_that_pairs_share_is_kept_for_each():
+    shared = CleanPairs(
+        *(drawn(3, 4), drawn(3, 4), drawn(3), drawn(3)), CONDITION, condition_of=(1, 0, 1)
+    )
+    found = from_kept(*to_kept(shared), CPU)
+    assert not found.condition_of
+    for name, value in CONDITION.items():
+        assert torch.equal(found.condition[name], value[[1, 0, 1]]), name
+
+
 def test_clean_samples_are_kept_as_such():
     pairs = CleanPairs(
         x_0=drawn(2, 4),
