@@ -21,6 +21,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.gang.members import ALONE, Gang
 from digen_core.models.out_of_memory import is_out_of_memory
 from digen_core.models.policy import Condition, Policy
+from digen_core.models.trainable import trainable_parameters
 from digen_core.planning.profile import LineFit, Measured
 from digen_core.rollout.conditions import encoded
 from digen_core.rollout.references import reference_share
@@ -241,6 +242,7 @@ class _Work:
         self._gang = gang
         self._config = config
         self._condition = condition
+        self._trained = trainable_parameters(policy)
 
     @property
     def velocities_per_step(self) -> float:
@@ -289,7 +291,8 @@ class _Work:
     def pack(self, num_pairs: int) -> None:
         """Forward and backward of a pack."""
         with self._waited_for("train", num_pairs):
-            pack_gradient(self._policy, self._pairs(num_pairs), self._config, self._gang)
+            pairs = self._pairs(num_pairs)
+            pack_gradient(self._policy, pairs, self._config, self._gang, self._trained)
 
     def compared(self, num_pairs: int) -> Agreement:
         """Compare the gradient of a pack with coded cuts to the one without."""

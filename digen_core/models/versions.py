@@ -50,6 +50,11 @@ class PolicyVersions(ABC, Generic[Kept]):
         return self._parameters.keys()
 
     @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """What `trainable_parameters` finds in the policy, without a look through its modules."""
+        return self._parameters
+
+    @property
     def sharded(self) -> Collection[str]:
         """Of those parameters of which each member of a gang holds its rows: all have the same."""
         own = self._parameters.items()
@@ -150,6 +155,12 @@ class AdapterVersions(PolicyVersions[Adapter]):
         super().__init__(policy)
         self._policy = policy
         self._free: list[Adapter] = []
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """Those of the active version's adapter."""
+        active = self.active
+        return self._parameters if active is None else self._kept[active].parameters
 
     def _keep(self, weights: Mapping[str, np.ndarray]) -> Adapter:
         adapter = self._free.pop() if self._free else self._attach()

@@ -25,6 +25,7 @@ from digen_core.transport.weighty import Weighty
 _LOSS_SCALES: Final = tuple(2.0**power for power in (24, 20, 16, 12, 8, 4, 0))
 
 Gradient = dict[str, Tensor]  # parameter name -> gradient, on any device
+Trained = Mapping[str, nn.Parameter]  # what is trained, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,11 @@ def _zeros(value: Tensor) -> Tensor:
 
 
 def pack_gradient(
-    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig, gang: Gang = ALONE
+    policy: Policy,
+    pairs: Pairs | CleanPairs,
+    config: RunConfig,
+    gang: Gang = ALONE,
+    parameters: Trained | None = None,
 ) -> PackGradient:
     """Return this member's part of the gradient of one pack, in the parameters' dtype.
 
@@ -183,6 +188,8 @@ def pack_gradient(
         pairs: of the pack, those of all members, on any device.
         config: of the run.
         gang: whose member this process is.
+        parameters: that are trained, by name, if they are known: `trainable_parameters` looks
+            through all modules for them, tens of milliseconds for which a GPU would wait.
 
     A gradient that is NaN or infinite is returned as it is, and named in the metrics.
 
@@ -195,7 +202,8 @@ def pack_gradient(
     loss, metrics = pack_loss(policy, computed, config)
     if not gang.has_own(num_pairs):
         loss = 0 * loss
-    gradient = _gradients(loss, policy, gang)
+    trained = trainable_parameters(policy) if parameters is None else parameters
+    gradient = _gradients(loss, trained, policy.dtype, gang)
     _check_replay(metrics, config, gang)
     nonfinite = metrics.nonfinite
     if not (nonfinite or _is_finite(gradient)):
@@ -218,18 +226,18 @@ def _is_finite(gradient: Gradient) -> bool:
     return math.isfinite(float(nn.utils.get_total_norm(found, norm_type=math.inf)))
 
 
-def _gradients(loss: Tensor, policy: Policy, gang: Gang) -> Gradient:
+def _gradients(loss: Tensor, trained: Trained, dtype: torch.dtype, gang: Gang) -> Gradient:
     """Return the gradient of each parameter; none if it reaches no output, as in a last block.
 
     A pair's share of the loss is so small that float16 would round it to 0 on the way back: there
     the loss is scaled up by as much as keeps all gradients finite, and they are scaled back, in
     float32.
     """
-    if policy.dtype != torch.float16:
-        return _differentiated(loss, policy, gang)
+    if dtype != torch.float16:
+        return _differentiated(loss, trained, gang)
     gradient: Gradient = {}
     for scale in _LOSS_SCALES:
-        scaled = _differentiated(loss * scale, policy, gang, retain_graph=True)
+        scaled = _differentiated(loss * scale, trained, gang, retain_graph=True)
         gradient = {name: value.float() / scale for name, value in scaled.items()}
         overflows = not _is_finite(gradient)
         if not (gang.any(overflows) if gang.computes_together else overflows):
@@ -238,17 +246,16 @@ def _gradients(loss: Tensor, policy: Policy, gang: Gang) -> Gradient:
 
 
 def _differentiated(
-    loss: Tensor, policy: Policy, gang: Gang, *, retain_graph: bool = False
+    loss: Tensor, trained: Trained, gang: Gang, *, retain_graph: bool = False
 ) -> Gradient:
-    parameters = trainable_parameters(policy)
     if gang.shards_weights:  # only a whole backward pass shards their gradients
         loss.backward(retain_graph=retain_graph)
-        found = tuple(parameter.grad for parameter in parameters.values())
-        for parameter in parameters.values():
+        found = tuple(parameter.grad for parameter in trained.values())
+        for parameter in trained.values():
             parameter.grad = None
     else:
         found = torch.autograd.grad(
-            loss, list(parameters.values()), allow_unused=True, retain_graph=retain_graph
+            loss, list(trained.values()), allow_unused=True, retain_graph=retain_graph
         )
-    named = zip(parameters, found, strict=True)
+    named = zip(trained, found, strict=True)
     return {name: gradient for name, gradient in named if gradient is not None}

@@ -14,7 +14,8 @@ def part_gradient(
     engine: Engine, iteration: int, group: int, pairs: Pairs | CleanPairs
 ) -> PackGradient:
     """Return this member's part of the gradient of pairs that are alike."""
-    return pack_gradient(engine.policy_of(iteration, group), pairs, engine.config, engine.gang)
+    policy, trained = engine.policy_of(iteration, group), engine.versions.trained
+    return pack_gradient(policy, pairs, engine.config, engine.gang, trained)
 
 
 def compared_gradient(

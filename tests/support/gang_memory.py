@@ -71,7 +71,7 @@ def _peaks(config: RunConfig, counts: list[int]) -> dict[str, Any]:
         return policy.velocity(x, 0.8 * torch.rand(count), condition)
 
     def pack(condition: Any, count: int) -> None:
-        _differentiated(velocity(condition, count).sum(), policy, gang)
+        _differentiated(velocity(condition, count).sum(), trainable_parameters(policy), gang)
 
     steps, packs = [], []
     for count in counts:

@@ -246,7 +246,9 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
             own = rows_of(condition, rows)
             return self.predict(x[rows], sigma[rows], own).to(self.latent_dtype)
 
-        trained = [own for own in self.transformer.parameters() if own.requires_grad]
+        is_asked = torch.is_grad_enabled()  # to look for them takes milliseconds
+        parameters = self.transformer.parameters() if is_asked else ()
+        trained = [own for own in parameters if own.requires_grad]
         return self.stage.velocity(predict, x.to(self.latent_dtype), trained)
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from digen_core.checkpoints.export import save_adapter
 from digen_core.config.run import RunConfig
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
 from digen_core.models.versions import versions_of
+from digen_core.training import gradient_sum
 from digen_core.training.gradient_sum import pack_gradient
 from digen_core.training.pairs import Pairs
 from digen_core.transport.arrays import rounded, to_array, to_arrays, viewed
@@ -48,7 +49,7 @@ def velocity_of(policy):
         return policy.velocity(x, torch.linspace(0.2, 0.9, COUNT), condition)
 
 
-def gradient_at(policy):
+def gradient_at(policy, trained=None):
     generator = torch.Generator().manual_seed(4)
     shape, dtype = policy.latent_shape, policy.latent_dtype
     x = torch.randn(COUNT, *shape, generator=generator, dtype=dtype)
@@ -65,7 +66,7 @@ def gradient_at(policy):
         is_stale=torch.zeros(COUNT, dtype=torch.bool),
     )
     config = RunConfig(algorithm=FlowGrpo(kl_coefficient=0.1, clip_range=0.9))
-    return to_arrays(pack_gradient(policy, pairs, config).gradient)
+    return to_arrays(pack_gradient(policy, pairs, config, parameters=trained).gradient)
 
 
 def weights_in(policy):
@@ -103,7 +104,9 @@ def test_velocities_are_those_of_a_policy_that_held_one_version_only(tiny_flux, 
 
 @DTYPES
 @KINDS
-def test_gradients_are_those_of_a_policy_that_held_one_version_only(tiny_flux, lora, dtype):
+def test_gradients_are_those_of_a_policy_that_held_one_version_only(
+    tiny_flux, lora, dtype, monkeypatch
+):
     expected = {}
     for version in (3, 4):
         policy, alone = holding(tiny_flux, [version], dtype, lora, keep_reference=True)
@@ -114,6 +117,31 @@ def test_gradients_are_those_of_a_policy_that_held_one_version_only(tiny_flux, l
     for version in (4, 3, 4):
         store.activate(version)
         assert_equal(gradient_at(policy), expected[version])
+        with monkeypatch.context() as patched:  # it takes a look through all modules
+            patched.delattr(gradient_sum, "trainable_parameters")
+            assert_equal(gradient_at(policy, store.trained), expected[version])
+
+
+@KINDS
+def test_what_is_trained_is_known_without_a_look_through_the_model(tiny_flux, lora):
+    def assert_known():
+        found = trainable_parameters(policy)
+        assert list(store.trained) == list(found)
+        assert all(store.trained[name] is own for name, own in found.items())
+
+    policy, store = holding(tiny_flux, [], lora=lora)
+    assert_known()
+    for version in (3, 4):
+        store.hold(version, weights_of(policy, version))
+        store.activate(version)
+        assert_known()
+    with store.temporary(weights_of(policy, 5)):
+        assert_known()
+    store.drop(3)
+    store.hold(6, weights_of(policy, 6))
+    for version in (4, 6, 4):
+        store.activate(version)
+        assert_known()
 
 
 def test_a_gradient_touches_the_adapter_of_its_version_only(tiny_flux):

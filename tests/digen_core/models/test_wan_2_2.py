@@ -56,7 +56,7 @@ def load(folder: str, dtype: str = "float64", lora: LoraConfig | None = LORA, **
 
 def gradient(policy, *levels: float) -> dict[str, torch.Tensor]:
     loss = policy.velocity(*batch(policy, *levels)).square().sum()
-    return _differentiated(loss, policy, ALONE)
+    return _differentiated(loss, trainable_parameters(policy), ALONE)
 
 
 def experts_in(names) -> set[str]:
@@ -173,7 +173,7 @@ def test_a_batch_of_both_sides_has_the_gradient_of_its_halves(folder):
     for rows in ([0, 2], [1, 3]):
         own = {name: value[rows] for name, value in condition.items()}
         loss = policy.velocity(x[rows], sigma[rows], own).square().sum()
-        halves.append(_differentiated(loss, policy, ALONE))
+        halves.append(_differentiated(loss, trainable_parameters(policy), ALONE))
     for name, value in mixed.items():
         torch.testing.assert_close(halves[0][name] + halves[1][name], value, rtol=0, atol=1e-12)
 
