@@ -9,9 +9,10 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import peft
@@ -39,6 +40,9 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 FIRST_ADAPTER: Final = "default"
 """Name of the adapter of ``make_trainable``. Weights have this name in theirs, whichever adapter
 holds them: a version has the same names, and so the same hash, everywhere."""
+
+_ADAPTED: Final = WeakKeyDictionary[nn.Module, list[LoraLayer]]()
+"""The layers of a transformer that have adapters."""
 
 
 def make_trainable(
@@ -116,12 +120,14 @@ def attach_adapter(policy: Policy, adapter: peft.LoraConfig, name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
         policy.transformer.add_adapter(adapter, name)
-    for layer in policy.transformer.modules():
-        if isinstance(layer, LoraLayer) and name in layer.lora_A:
+    adapted = [own for own in policy.transformer.modules() if isinstance(own, LoraLayer)]
+    for layer in adapted:
+        if name in layer.lora_A:
             # a family may keep a layer in float32
             dtype = torch.promote_types(layer.weight.dtype, policy.dtype)
             layer.lora_A[name].to(dtype)
             layer.lora_B[name].to(dtype)
+    _ADAPTED[policy.transformer] = adapted
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
@@ -244,15 +250,29 @@ def reference_weights(policy: PolicyT) -> Iterator[PolicyT]:
     Adapters turned off between a forward and its backward lose the gradients silently, so the
     reference forward of a pack comes before its policy forward.
     """
-    transformer = policy.transformer
+    transformer, adapted = policy.transformer, list[LoraLayer]()
     if policy.reference_transformer is not None:
         policy.transformer = policy.reference_transformer
     else:
-        transformer.disable_adapters()
+        adapted = _ADAPTED[transformer]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _without_adapters(adapted):
             yield policy.as_reference()
     finally:
         policy.transformer = transformer
-        if policy.reference_transformer is None:
-            transformer.enable_adapters()
+
+
+@contextmanager
+def _without_adapters(adapted: Sequence[LoraLayer]) -> Iterator[None]:
+    """Have layers leave out their adapters.
+
+    peft's own way looks through all modules for them, and says of each parameter whether it has a
+    gradient: tens of milliseconds, twice, for which a GPU would wait.
+    """
+    for layer in adapted:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in adapted:
+            layer._disable_adapters = False

@@ -194,6 +194,15 @@ def test_the_reference_is_the_base_model_whichever_version_is_active(tiny_flux, 
         assert_equal(weights_in(policy), weights_of(policy, version))
 
 
+def test_nobody_looks_through_the_model_to_turn_adapters_off(tiny_flux, monkeypatch):
+    policy, store = holding(tiny_flux, [3, 4])
+    store.activate(3)
+    for look in ("modules", "named_modules"):
+        monkeypatch.delattr(torch.nn.Module, look)
+    with reference_weights(policy) as reference:
+        assert reference.transformer is policy.transformer
+
+
 # --- what is held -----------------------------------------------------------------------------
 
 
