@@ -142,7 +142,7 @@ def denoise(
     Raises:
         FloatingPointError: a latent, log-prob or divergence is NaN or infinite; not if ``zeroed``.
     """
-    condition = policy.without_padding(condition)
+    condition, sigma_max = policy.without_padding(condition), float(sigmas[1])
     for step in steps:
         noise_level = config.noise_level if step in noisy_steps else 0.0
         sigma, sigma_next = (sigmas[i].to(x.device).expand(len(x)) for i in (step, step + 1))
@@ -152,10 +152,12 @@ def denoise(
             sigma=sigma,
             sigma_next=sigma_next,
             noise_level=noise_level,
-            sigma_max=float(sigmas[1]),
+            sigma_max=sigma_max,
         )
         with policy.sampling(config.precision):
             velocity = policy.velocity(x, sigma, condition)
+        # drawn while a GPU computes velocities, for which the transition waits
+        noise = _noise(policy, rows, seed, step, noise_level)
         transition = lead(velocity=velocity)
         predicted = None if config.solver == "euler" else predicted_clean(x, velocity, sigma)
         kl = base = None
@@ -168,8 +170,7 @@ def denoise(
                 means = exact.mean, lead(velocity=base).mean
                 kl = scaled_kl(*means, transition.std, size, scaling=reference.scaling)
         x_next = transition.mean
-        if noise_level:
-            noise = rows.noise(policy.latent_shape, seed=seed, purpose=NOISE, step=step + 1)
+        if noise is not None:
             x_next = x_next + transition.std * noise.to(x.device, x.dtype)
         elif predicted is not None and solves(config, step, noisy_steps):
             x_next = solved(x_next, predicted, clean, sigmas, step)
@@ -192,6 +193,13 @@ def denoise(
         kept = {step: base} if keeps and base is not None else {}
         yield DenoisedStep(step, x, x_next, logprob, kl, found, predicted, references=kept)
         x, clean = x_next, predicted
+
+
+def _noise(policy: Policy, rows: Rows, seed: int, step: int, level: float) -> Tensor | None:
+    """Draw the noise [n, ...] that a step adds; None: it adds none."""
+    if not level:
+        return None
+    return rows.noise(policy.latent_shape, seed=seed, purpose=NOISE, step=step + 1)
 
 
 def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:

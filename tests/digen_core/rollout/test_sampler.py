@@ -78,6 +78,24 @@ def assert_close(got, expected, tolerance):
             torch.testing.assert_close(a.logprob, b.logprob, rtol=0, atol=tolerance)
 
 
+def test_noise_is_drawn_while_the_device_computes(policy, monkeypatch):
+    """The transition looks at its numbers: it waits for the velocities, and the device for it."""
+    told, transition = [], TRANSITIONS[CONFIG.transition]
+
+    def saying(what, function):
+        def call(*arguments, **parameters):
+            told.append(what)
+            return function(*arguments, **parameters)
+
+        return call
+
+    monkeypatch.setattr(type(policy), "velocity", saying("velocity", type(policy).velocity))
+    monkeypatch.setattr(Rows, "noise", saying("noise", Rows.noise))
+    monkeypatch.setitem(TRANSITIONS, CONFIG.transition, saying("transition", transition))
+    run(policy, steps=range(2, 4))
+    assert told == ["velocity", "noise", "transition", "velocity", "transition"]
+
+
 # --- the reference policy ---------------------------------------------------------------------
 
 
