@@ -9,7 +9,6 @@ Generation goes first: a fragment's rewards and pairs come after it, a pair has 
 from collections.abc import Sequence
 from math import ceil
 
-from digen_core.control.devices.device_index import Traits
 from digen_core.control.devices.device_state import DeviceState
 from digen_core.control.devices.fleet import Fleet
 from digen_core.control.generation import UsableVersions
@@ -67,17 +66,13 @@ class Dispatcher:
         are like it are not asked until another one has got or turned to something.
         """
         instructions: list[Instruction] = []
-        without_work: set[Traits] = set()
-        last: DeviceState | None = None
-        while device := self._fleet.next_with_room(depth, last, without_work):
+        asking = self._fleet.with_room(depth, None)
+        while device := next(asking, None):
             traits = self._fleet.traits_of(device)
             if self._deep_enough(device, iterations, versions, depth):
                 instructions += self._next(device, iterations, versions, another_offered)
-            if self._fleet.traits_of(device) == traits:
-                without_work.add(traits)
-            else:
-                without_work.clear()
-                last = device
+            if self._fleet.traits_of(device) != traits:
+                asking = self._fleet.with_room(depth, device)
         return instructions
 
     def pauses(self, iterations: Sequence[Iteration], version: int) -> list[Instruction]:

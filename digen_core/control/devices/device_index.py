@@ -1,7 +1,8 @@
 """Devices by what the work that they may get depends on, and sums over them, kept up to date."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop
 from math import isclose
 from typing import NamedTuple
 
@@ -132,22 +133,25 @@ class DeviceIndex:
         """Return the devices whose traits are such."""
         return [name for traits, own in self._alike.items() if has(traits) for *_, name in own]
 
-    def first(self, depth: int, after: Order | None, unlike: Collection[Traits]) -> str | None:
-        """Return the first device, in order, that was told to do less than ``depth`` things.
+    def in_order(self, depth: int, after: Order | None) -> Iterator[str]:
+        """Yield the first device of each traits that was told to do less than ``depth`` things.
+
+        What is put meanwhile does not count.
 
         Args:
             depth: pieces of work.
-            after: the place in the order that it comes after; None: anywhere.
-            unlike: traits that it has not.
+            after: the place in the order that all come after; None: anywhere.
         """
-        found: tuple[float, int, str] | None = None
+        found: list[tuple[float, int, str]] = []
         for traits, alike in self._alike.items():
-            if traits.num_queued >= depth or traits.is_leaving or traits in unlike:
+            if traits.num_queued >= depth or traits.is_leaving:
                 continue
             place = bisect_left(alike, (after[0], after[1] + 1)) if after else 0
-            if place < len(alike) and (found is None or alike[place] < found):
-                found = alike[place]
-        return found and found[2]
+            if place < len(alike):
+                found.append(alike[place])
+        heapify(found)
+        while found:
+            yield heappop(found)[2]
 
     def validate(self, expected: "DeviceIndex") -> None:
         """Raise AssertionError where this is not what a new index of the same devices is."""

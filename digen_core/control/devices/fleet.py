@@ -1,6 +1,6 @@
 """The fleet: what the controller asks of the devices of a run, and predicts of them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -121,21 +121,17 @@ class Fleet(Register):
         """Say whether every device holds a version, or a newer one."""
         return all(max(traits.loaded, default=-1) >= version for traits in self._index.traits())
 
-    def next_with_room(
-        self, depth: int, after: DeviceState | None, unlike: Collection[Traits]
-    ) -> DeviceState | None:
-        """Return the next device that was told to do less than ``depth`` things.
+    def with_room(self, depth: int, after: DeviceState | None) -> Iterator[DeviceState]:
+        """Yield the first device of each traits that was told to do less than ``depth`` things.
 
         The fastest come first: the first groups go to them, so they are complete early.
 
         Args:
             depth: pieces of work.
-            after: the device that it follows; None: the first of all.
-            unlike: traits that it has not.
+            after: the device that they follow; None: they may be any.
         """
         order = None if after is None else (-self.generation_rate(after), after.number)
-        name = self._index.first(depth, order, unlike)
-        return None if name is None else self._states[name]
+        return map(self._states.__getitem__, self._index.in_order(depth, order))
 
     def traits_of(self, state: DeviceState) -> Traits:
         """Return what the work that a device may get depends on."""

@@ -35,7 +35,7 @@ class CountingController(Controller):
         return self._trace
 
 
-def lines_per_event(layout: str, devices: int, **costs) -> float:
+def lines_per_event(layout: str, devices: int, queue_depth: int = 2, **costs) -> float:
     """Return the lines per event of two iterations of 8 fragments for each device."""
     scenario = Scenario(
         **{
@@ -62,7 +62,7 @@ def lines_per_event(layout: str, devices: int, **costs) -> float:
     )
     switches = LAYOUTS[layout]
     split = None if switches.colocated else devices // 2
-    schedule = Schedule(switches, max_stale_share=0.5 * switches.stale, queue_depth=2)
+    schedule = Schedule(switches, max_stale_share=0.5 * switches.stale, queue_depth=queue_depth)
     cluster, known = scenario.cluster(split), scenario.costs(split)
     controller = CountingController(cluster, scenario.workload, schedule, known)
     Simulation(
@@ -74,3 +74,11 @@ def lines_per_event(layout: str, devices: int, **costs) -> float:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_event_costs_about_as_much_with_four_times_as_many_devices(layout):
     assert lines_per_event(layout, 20) < 1.3 * lines_per_event(layout, 5)
+
+
+def test_an_event_costs_little_more_where_all_devices_are_of_other_kinds():
+    def lines(devices: int) -> float:
+        kinds = {f"k{n}": {"count": 1, "generation": 1 + n / 100} for n in range(devices)}
+        return lines_per_event("elastic", devices, queue_depth=1, kinds=kinds)
+
+    assert lines(40) < 2.5 * lines(10)
