@@ -42,6 +42,7 @@ def init(
     from deployments.initial import Answers, ask, name_of, size_of, write_config
     from digen_core.config.families import FAMILIES
     from digen_core.config.model import EMBEDDED
+    from digen_core.planning.clusters.groups import MOST_DEVICES
 
     samples = size_of(size)
     model = model or ask("Model (a folder or an id on the hub)", EMBEDDED, "--model")
@@ -57,8 +58,8 @@ def init(
         evaluation = shipped.format("evaluation")
     rewards = reward or ask("Reward", "shapes" if embedded else "", "--reward").split(",")
     count = gpus if gpus is not None else _number(ask("GPUs of this machine", "0", "--gpus"))
-    if count < 0:
-        raise UserError(f"--gpus is {count}; use 0 or more")
+    if not 0 <= count <= MOST_DEVICES:
+        raise UserError(f"--gpus is {count}; use 0 to {MOST_DEVICES}")
     names = tuple(name.strip() for name in rewards)
     answers = Answers(name_of(file), family, model, prompts, evaluation, names, count, samples)
     written = write_config(file, answers)

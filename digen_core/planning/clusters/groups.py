@@ -58,6 +58,9 @@ _HOST = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*$"
 Host = Annotated[str, Field(pattern=_HOST, max_length=255)]
 """As ``ssh`` takes it, and no option of it."""
 
+MOST_DEVICES: Final = 16_384
+"""Of a group."""
+
 
 class WorkerGroup(Strict):
     """Equal devices, each with a worker of its own."""
@@ -65,7 +68,9 @@ class WorkerGroup(Strict):
     kind: Name
     """What they are, for example h100."""
 
-    count: Annotated[int, AtMost(16_384, "each device is planned for by itself")] = Field(ge=1)
+    count: Annotated[int, AtMost(MOST_DEVICES, "each device is planned for by itself")] = Field(
+        ge=1
+    )
     """How many there are."""
 
     price_per_hour: Spent = 0.0

@@ -155,7 +155,8 @@ def test_in_a_terminal_it_asks_what_no_option_says(here, monkeypatch, capsys):
     [
         (["there.toml"], "there.toml is there already; name another file, or remove it"),
         (["--family", "x"], "--family is x; use one of flux, sd3, qwen_image, qwen_image21"),
-        (["--gpus", "-1"], "--gpus is -1; use 0 or more"),
+        (["--gpus", "-1"], "--gpus is -1; use 0 to 16384"),
+        (["--gpus", "1000000"], "--gpus is 1000000; use 0 to 16384"),
         (["--size", "512"], "--size is 512; use HEIGHTxWIDTH such as 512x512, of videos 480x832x"),
         (["--reward", "ocrr"], "did you mean ocr"),
         (["--prompts", "none.txt", "--evaluation", "x.txt"], "none.txt"),
