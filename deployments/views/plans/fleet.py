@@ -47,24 +47,34 @@ def changes(config: RunConfig, cluster: Cluster) -> list[Change]:
 
 
 def _changed(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
-    """Yield clusters of a device, or of a whole gang, more or less."""
-    seen, has_sites = set[str](), len({group.site for group in cluster.devices}) > 1
-    for place, group in enumerate(cluster.devices):
-        name = f"{group.members} x {group.kind}" if group.members > 1 else group.kind
-        name += f" at {group.site}" if has_sites and group.site else ""
-        name += "" if group.roles == "both" else f" ({group.roles})"
-        if name in seen:
-            continue
-        seen.add(name)
-        groups = list(cluster.devices)
-        one = {"count": group.members, "hosts": ()}
-        yield f"+1 {name}", _with(cluster, [*groups, group.model_copy(update=one)])
-        fewer = {"count": group.count - group.members, "hosts": ()}
-        left = [group.model_copy(update=fewer)] if fewer["count"] else []
+    """Yield clusters of a device, or of a whole gang, more or less.
+
+    Of groups that are alike but for their price the cheapest has one more, the dearest one less.
+    """
+    groups = list(cluster.devices)
+    for name, places in _alike(cluster).items():
+        ordered = sorted(places, key=lambda place: groups[place].price_per_hour)
+        more, place = groups[ordered[0]], ordered[-1]
+        one = {"count": more.members, "hosts": ()}
+        yield f"+1 {name}", _with(cluster, [*groups, more.model_copy(update=one)])
+        less = groups[place]
+        fewer = {"count": less.count - less.members, "hosts": ()}
+        left = [less.model_copy(update=fewer)] if fewer["count"] else []
         try:
             yield f"-1 {name}", _with(cluster, [*groups[:place], *left, *groups[place + 1 :]])
         except ValidationError:  # it has a role that no other one has
             continue
+
+
+def _alike(cluster: Cluster) -> dict[str, list[int]]:
+    """Return the places of groups by what a device of them is called."""
+    found, has_sites = dict[str, list[int]](), len({group.site for group in cluster.devices}) > 1
+    for place, group in enumerate(cluster.devices):
+        name = f"{group.members} x {group.kind}" if group.members > 1 else group.kind
+        name += f" at {group.site}" if has_sites and group.site else ""
+        name += "" if group.roles == "both" else f" ({group.roles})"
+        found.setdefault(name, []).append(place)
+    return found
 
 
 def _with(cluster: Cluster, groups: list[DeviceGroup]) -> Cluster:

@@ -417,6 +417,19 @@ def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatc
     }
 
 
+def test_of_groups_that_differ_in_price_the_cheapest_grows_and_the_dearest_shrinks(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    groups = [
+        f'[[devices]]\nkind = "h100"\ncount = 2\nprice_per_hour = {own}\n' for own in (3, 2, 4)
+    ]
+    (path := tmp_path / "prices.toml").write_text("".join(groups))
+    found = fleet.changes(RunConfig(), load_cluster(path))
+    prices = {own.what: own.best.price_per_hour for own in found}
+    assert prices == {"as it is": 18, "+1 h100": 20, "-1 h100": 14}
+
+
 def test_the_last_device_of_a_site_may_go_with_its_links(tmp_path, monkeypatch):
     monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
     groups = [
