@@ -26,7 +26,7 @@ class ParallelConfig(Strict):
 
     shard_weights: bool = False
     """Whether each member holds a part of the transformer's weights (FSDP2), for models that do not
-    fit one GPU."""
+    fit one GPU: some device of the run is a gang. One that is a single worker holds all of them."""
 
     stages: Annotated[int, MEMBERS] = Field(1, ge=1)
     """Members that hold the transformer's blocks together, each a run of them, for models that do

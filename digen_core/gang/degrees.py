@@ -93,7 +93,7 @@ def _check_sizes(parallel: ParallelConfig, sizes: Collection[int]) -> None:
 
 
 def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
-    """Check that the devices of a run can hold its transformer in stages, if they are to.
+    """Check that the devices of a run can hold its transformer in stages or shards, if they are to.
 
     Args:
         config: of the run.
@@ -103,10 +103,12 @@ def check_gangs_of(config: RunConfig, sizes: Collection[int]) -> None:
         ConfigError: they cannot, or none is a gang.
     """
     check_stages(config, *sizes)
-    if config.parallel.has_stages and max(sizes) == 1:
+    parallel = config.parallel
+    if max(sizes) == 1 and (parallel.has_stages or parallel.shard_weights):
+        asked = _asked(parallel) if parallel.has_stages else "parallel.shard_weights is true"
         raise ConfigError(
-            f"{_asked(config.parallel)}, but no device of the run is a gang; set "
-            "cluster.trainer_gang and cluster.rollout_gang, or start workers with --members"
+            f"{asked}, but no device of the run is a gang; set cluster.trainer_gang and "
+            "cluster.rollout_gang, or start workers with --members"
         )
 
 

@@ -138,6 +138,14 @@ def test_shards_do_not_leave_their_devices(config_of):
         check_model(config_of("flux", 1, {}, {"shard_weights": True}, offload=offload))
 
 
+def test_shards_are_refused_where_no_device_is_a_gang(config_of):
+    shards = {"shard_weights": True}
+    with pytest.raises(ConfigError, match="shard_weights is true, but no device of the run is a"):
+        check_model(config_of("flux", 1, {}, shards))
+    check_model(config_of("flux", 1, {"rollout_gang": 2}, shards))
+    check_model(config_of("flux", 1, {"scheduler_address": "tcp://127.0.0.1:1"}, shards))
+
+
 def test_what_the_files_do_not_tell_is_left_to_the_loading(config_of, tmp_path, tiny_families):
     folder = shutil.copytree(tiny_families["flux"], tmp_path / "model")
     file = folder / "transformer/config.json"
