@@ -140,8 +140,7 @@ def restore(run_id: str) -> None:
     while True:
         await_roles(run)
         try:
-            with Completions() as completions:
-                task_set = TaskSet(run, completions)
+            with Completions() as completions, TaskSet(run, completions) as task_set:
                 load_models(run, task_set, run.fleet.devices)
                 notify_of_cut_prompts(run, task_set, run.evaluation_prompts)
                 run.progress.begin_with(newest_checkpoint(run))  # now: it may train meanwhile

@@ -42,8 +42,8 @@ def prepare(run_id: str) -> Conductor:
     while True:
         await_roles(run)
         try:
-            with Completions() as completions:
-                _make_ready(run, TaskSet(run, completions))
+            with Completions() as completions, TaskSet(run, completions) as task_set:
+                _make_ready(run, task_set)
             conductor = Conductor(run)
             with Completions(run.inbox):
                 setup = Round(index=-1, prompts=[])

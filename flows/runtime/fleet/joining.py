@@ -180,8 +180,10 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
     found = answering[0]
     device, kind = replace(found, roles=newcomer.roles), found.kind
     address = newcomer.worker.address
-    with Completions() as completions:
-        task_set = TaskSet(run, completions, newcomer.check)
+    with (
+        Completions() as completions,
+        TaskSet(run, completions, newcomer.check) as task_set,
+    ):
         load_models(run, task_set, [device])
         if kind in run.progress.known_costs.kinds:
             return Joined(device, address, {})

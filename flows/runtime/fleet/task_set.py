@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Self
 from uuid import UUID
 
 import dask
@@ -109,6 +109,14 @@ class TaskSet:
         self._pending[future.task_run_id] = submitted
         run.watch.begin(future.task_run_id, label, expected)
         return submitted
+
+    def __enter__(self) -> Self:
+        """Return it; what is pending at the end of the block nobody waits for."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give up what is pending."""
+        self._run.watch.give_up(self._pending)
 
     @property
     def num_pending(self) -> int:

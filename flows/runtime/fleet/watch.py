@@ -60,6 +60,7 @@ class _Watched:
     task: str
     limits: Limits
     is_notified: bool = False
+    is_awaited: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,13 @@ class Watch:
             for task_run_id in task_run_ids:
                 self._tasks.pop(task_run_id, None)
 
+    def give_up(self, task_run_ids: Iterable[UUID]) -> None:
+        """Watch tasks that nobody waits for, but whose workers may, on and on: they can hang."""
+        with self._lock:
+            for task_run_id in task_run_ids:
+                if watched := self._tasks.get(task_run_id):
+                    watched.is_awaited = False
+
     def broken(self, address: str, why: str) -> None:
         """Let the next look, which is due now, find a worker lost: its gang cannot go on."""
         with self._lock:
@@ -123,9 +131,10 @@ class Watch:
 
     @property
     def patience(self) -> float:
-        """Seconds within which something should happen: a task under way should have ended."""
+        """Seconds within which something should happen: what is waited for should have ended."""
         with self._lock:
-            warnings = [watched.limits.warning for watched in self._tasks.values()]
+            awaited = [watched for watched in self._tasks.values() if watched.is_awaited]
+            warnings = [watched.limits.warning for watched in awaited]
         return max(warnings, default=MIN_WARNING)
 
     @property

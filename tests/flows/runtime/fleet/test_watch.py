@@ -1,11 +1,13 @@
 """Who is gone, frozen or hung, as looks at the cluster tell it."""
 
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
 from digen_core.config.schedule import ClusterConfig
 from flows.runtime.fleet import watch
+from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.fleet.watch import Limits, Watch
 from tasks.cluster.presence import Presence
 
@@ -131,3 +133,15 @@ def test_something_should_happen_within_the_longest_warning_of_what_is_under_way
     assert it.patience == 100.0 * watch.WARNING_FACTOR
     it.end([TASK])
     assert it.patience == watch.MIN_WARNING
+
+
+def test_what_nobody_waits_for_is_not_counted_with_but_may_hang(look):
+    """As where a worker is lost while models are loaded, which is begun anew for all others."""
+    show, it = look
+    it.begin(TASK, "load model on rollout-0")
+    with TaskSet(SimpleNamespace(watch=it), None) as task_set:
+        task_set._pending[TASK] = None
+        assert it.patience == 1800.0
+    assert it.patience == watch.MIN_WARNING
+    busy = worker("rollout-0", "tcp://a:1", executing={f"load-{TASK}": 7201.0})
+    assert set(show(busy, BOTH[1]).lost) == {"rollout-0"}
