@@ -11,7 +11,7 @@ from pydantic import Field
 
 from digen_core.config.schedule import Asker
 from digen_core.control.schedule import Workload
-from digen_core.strict import Strict
+from digen_core.strict import Duration, Strict
 
 
 class Linear(Strict):
@@ -105,7 +105,7 @@ class Link(Strict):
     bytes_per_second: float = Field(gt=0)
     """Each way."""
 
-    latency: float = Field(0.0, ge=0)
+    latency: Duration = Field(0.0, ge=0)
     """Seconds that a byte is under way."""
 
     @property

@@ -10,6 +10,9 @@ from digen_core.strict import AtMost, Strict
 
 MANY: Final = AtMost(65_536, "each is simulated by itself")
 
+Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""Relative to another one; with other numbers what takes the least time is not found."""
+
 
 class DeviceKind(Strict):
     """Devices that take less time, or more, than the scenario's constants say."""
@@ -23,16 +26,16 @@ class DeviceKind(Strict):
     hosts: Annotated[int, AtMost(250, "each is a loopback address of its own")] = Field(1, ge=1)
     """Hosts that hold them, each an equal share, where they are gangs; emulated on Linux."""
 
-    generation: float = Field(1.0, gt=0)
+    generation: Factor = 1.0
     """Time of a denoising step, encoding and decoding (d0, d1, vae), relative to the scenario's."""
 
-    pack: float = Field(1.0, gt=0)
+    pack: Factor = 1.0
     """Time of the fixed part of a pack (a), relative to the scenario's."""
 
-    pair: float = Field(1.0, gt=0)
+    pair: Factor = 1.0
     """Time of each pair of a pack (c), relative to the scenario's."""
 
-    unforeseen: float = Field(1.0, gt=0)
+    unforeseen: Factor = 1.0
     """Time of a denoising step, relative to what is predicted: no controller is told."""
 
     site: str = ""

@@ -18,9 +18,9 @@ from digen_core.control.schedule import Workload, relative_costs
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
 from digen_core.sim.deal import BOTH, deal
-from digen_core.sim.kinds import MANY, DeviceKind
+from digen_core.sim.kinds import MANY, DeviceKind, Factor
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
-from digen_core.strict import AtMost, Strict
+from digen_core.strict import AtMost, Duration, Strict
 
 TIMES = (
     "d0",
@@ -36,6 +36,9 @@ TIMES = (
     "helper_in",
     "helper_out",
 )
+
+MOST_BYTES: Final = 1e18
+"""Of anything, and in a second: with more, predictions would not be finite."""
 
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
 
@@ -73,48 +76,48 @@ class Scenario(Strict):
     pack_size: Annotated[int, MANY] = Field(ge=1)
     """Most pairs in one forward and backward (b), in layouts that pack."""
 
-    d0: float = Field(ge=0)
+    d0: Duration = Field(ge=0)
     """A denoising step of n samples takes d0 + n d1."""
 
-    d1: float = Field(gt=0)
+    d1: Duration = Field(gt=0)
     """A denoising step: each sample."""
 
-    vae: float = Field(0.0, ge=0)
+    vae: Duration = Field(0.0, ge=0)
     """Encoding and decoding, each sample."""
 
-    a: float = Field(ge=0)
+    a: Duration = Field(ge=0)
     """A pack of n pairs takes a + n c."""
 
-    c: float = Field(gt=0)
+    c: Duration = Field(gt=0)
     """A pack: each pair."""
 
-    optimizer_step: float = Field(0.0, ge=0)
+    optimizer_step: Duration = Field(0.0, ge=0)
     """The optimizer step itself."""
 
-    reward_seconds: float = Field(0.0, ge=0)
+    reward_seconds: Duration = Field(0.0, ge=0)
     """A sample on a reward server; 0 when the generating device scores."""
 
     reward_servers: Annotated[int, MANY] = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
-    gradient_sum: float = Field(0.0, ge=0)
+    gradient_sum: Duration = Field(0.0, ge=0)
     """Before it: bringing the sum of gradients of one other trainer to where it is added: to the
     device that steps or, of another site, to the first trainer there."""
 
-    push: float = Field(0.0, ge=0)
+    push: Duration = Field(0.0, ge=0)
     """From the optimizer step until a device that generates holds the new version."""
 
     pulls_at_once: int | None = Field(None, ge=1)
     """Devices that pull a version from one other at the same time, 1 where all weights are trained;
     null: any number."""
 
-    switch_colocated: float = Field(0.0, ge=0)
+    switch_colocated: Duration = Field(0.0, ge=0)
     """Engine switches of a device in an iteration of a colocated layout, both together."""
 
-    helper_in: float = Field(0.0, ge=0)
+    helper_in: Duration = Field(0.0, ge=0)
     """Engine switch of a trainer that begins to generate, or rollout device back from training."""
 
-    helper_out: float = Field(0.0, ge=0)
+    helper_out: Duration = Field(0.0, ge=0)
     """Engine switch of a trainer back from generating, or rollout device that begins to train."""
 
     updates: Annotated[int, _STEPS] = Field(1, ge=1)
@@ -126,7 +129,7 @@ class Scenario(Strict):
     dealt_by: DealtBy = "groups"
     """What is dealt to the updates of an epoch: groups, or samples of all groups."""
 
-    group_costs: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    group_costs: tuple[Factor, ...] = ()
     """What a sample of a group costs, relative to other groups', for the groups in turn: sizes
     that are mixed. The mean group takes what the constants say."""
 
@@ -207,6 +210,14 @@ class Scenario(Strict):
             raise ValueError(f"links: {twice[0]} are linked more than once; leave one link")
         if self.sent != Sent() and not self.links:
             raise ValueError("sent has bytes, but no links have to carry them; give links, or none")
+        return self
+
+    @model_validator(mode="after")
+    def _check_bytes(self) -> Self:
+        numbers = [("bytes_per_second", link.bytes_per_second) for link in self.links]
+        for name, number in (*numbers, *((f"sent.{name}", own) for name, own in self.sent if own)):
+            if not 1 <= number <= MOST_BYTES:
+                raise ValueError(f"{name} is {number:g}; use 1 to {MOST_BYTES:g}")
         return self
 
     def scaled(self, factor: float) -> "Scenario":

@@ -110,6 +110,17 @@ def test_colocated_devices_are_those_of_the_inventory(scenario):
         ("push = 'soon'", "push: must be a valid number"),
         ("devices = true", "devices: must be a number (got True)"),
         ("sent = {version = 1e9}", "sent has bytes, but no links have to carry them; give links"),
+        ("push = 1e15", "push: must be at most 31536000: these are the seconds of a year"),
+        ("group_costs = [1, 1e300]", "group_costs.1: must be less than or equal to 1000000"),
+        (
+            "kinds = {x = {count = 16, pair = 1e300}}",
+            "kinds.x.pair: must be less than or equal to 1000000 (got 1e+300)",
+        ),
+        (
+            "kinds = {x = {count = 8, site = 'a'}, y = {count = 8, site = 'b'}}\n"
+            "links = [{between = ['a', 'b'], bytes_per_second = 1e-300}]",
+            "bytes_per_second is 1e-300; use 1 to 1e+18",
+        ),
         ("jitter = nan", "jitter: must be a finite number (got nan)"),
         ("prompts = ", "is not valid TOML"),
     ],
