@@ -8,6 +8,7 @@ generating and for training other sizes may be the best.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
+from math import prod
 from typing import Final
 
 from digen_core.config.families import Settings
@@ -24,6 +25,11 @@ from digen_core.planning.search import MIN_GAIN
 
 MemoryOf = Callable[[RunConfig, int], Memory]
 """The memory of a config on each GPU of a gang of some size."""
+
+MAX_WAYS: Final = 256
+"""To put groups in gangs, each of any size: 4 sizes of 4 groups."""
+
+_Way = tuple[tuple[DeviceGroup, ...], ...]
 
 _QUARTERS: Final = (1, 2, 3)  # of a group, in the gangs of the smaller size
 
@@ -191,10 +197,23 @@ def _in_gangs(cluster: Cluster) -> Iterator[Cluster]:
     """Yield the cluster with its devices in gangs, as they are first."""
     is_alone = sum(map(_is_open, cluster.devices)) == 1
     options = [list(_options(group, mixed=is_alone)) for group in cluster.devices]
-    for chosen in product(*options):
+    for chosen in _ways(options):
         devices = tuple(chain.from_iterable(chosen))
         if sum(group.num_devices for group in devices) > 1:
             yield cluster.model_copy(update={"devices": devices})
+
+
+def _ways(options: Sequence[Sequence[tuple[DeviceGroup, ...]]]) -> Iterator[_Way]:
+    """Yield one option of each group: all that there are, or of very many those of one size.
+
+    Groups that have no gangs of that size are then in the next smaller ones.
+    """
+    if prod(map(len, options)) <= MAX_WAYS:
+        yield from product(*options)
+        return
+    for size in (1, *GANGS):
+        fitting = ([own for own in each if own[0].members <= size] or each[:1] for each in options)
+        yield tuple(own[-1] for own in fitting)
 
 
 def _options(group: DeviceGroup, *, mixed: bool) -> Iterator[tuple[DeviceGroup, ...]]:

@@ -68,6 +68,14 @@ def shapes(found) -> set:
     }
 
 
+def test_of_very_many_ways_those_of_one_size_are_tried():
+    """Of eight groups there are 65,536 others, and of thirty more than anybody waits for."""
+    alike = [{"kind": f"h100-{n}"} for n in range(30)]
+    found = found_in(cluster_of(*alike, {"kind": "few", "count": 6}))
+    sizes = {tuple(group.members for group in own.cluster.devices) for own in found}
+    assert sizes == {(1,) * 31, (2,) * 31, *((size,) * 30 + (2,) for size in (4, 8))}
+
+
 def test_all_sizes_pairs_of_sizes_and_degrees_are_there_once():
     found = found_in(cluster_of({"count": 4}))
     one, two = ((4, 1),), ((4, 2),)
