@@ -160,25 +160,25 @@ class Costs(Strict):
     kinds: dict[str, DeviceCosts]
     """By kind of device."""
 
-    reward: float = 0.0
+    reward: Duration = Field(0.0, ge=0)
     """One sample on one reward server; 0 when the generating device scores."""
 
-    reward_servers: int = 1
+    reward_servers: int = Field(1, ge=1)
     """Samples that are scored at the same time."""
 
-    optimizer_step: float = 0.0
+    optimizer_step: Duration = Field(0.0, ge=0)
     """The step itself, while no pack of the next version can be trained."""
 
-    gradient_sum: float = 0.0
+    gradient_sum: Duration = Field(0.0, ge=0)
     """Bringing the sum of gradients of one other trainer to the device that steps."""
 
-    push: float = 0.0
+    push: Duration = Field(0.0, ge=0)
     """From the optimizer step until a rollout device holds the new version."""
 
-    switch_to_rollout: float = 0.0
+    switch_to_rollout: Duration = Field(0.0, ge=0)
     """Making a device that trained ready to generate."""
 
-    switch_to_trainer: float = 0.0
+    switch_to_trainer: Duration = Field(0.0, ge=0)
     """Making a device that generated ready to train."""
 
     links: tuple[Link, ...] = ()
@@ -193,7 +193,8 @@ class Costs(Strict):
     def asking(self, reference: Asker, velocities: Asks) -> "Costs":
         """Return what everything costs if the reference policy is asked elsewhere.
 
-        A pack asks for one velocity of each pair, which takes what it does in a denoising step.
+        A pack asks for one velocity of each pair, which takes what it does in a denoising step,
+        but no more than half of the pack.
         Where such a step asks for none, nothing tells what that is, and they stay what they are.
         """
         before, after = velocities.training, velocities.generation
@@ -205,6 +206,8 @@ class Costs(Strict):
         for kind, own in self.kinds.items():
             velocity = own.step.times(1 / before)
             pack = own.pack.plus(velocity, -1 if reference == "generation" else 1)
+            if pack(1) < own.pack(1) / 2:  # forward and backward take no less than a velocity
+                pack = own.pack.times(1 / 2)
             kinds[kind] = own.model_copy(update={"step": velocity.times(after), "pack": pack})
         return self.model_copy(update={"kinds": kinds, "reference": reference})
 

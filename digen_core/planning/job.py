@@ -14,8 +14,10 @@ from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Screening, Workload
 from digen_core.data.prompts import Prompt
+from digen_core.errors import UserError
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
+from digen_core.strict import YEAR
 
 MOST_ITERATIONS: Final = 200  # of a run, whose steps are counted to know their mean
 
@@ -47,7 +49,11 @@ class Job:
             fleet: its devices.
             costs: what work costs there.
             prompts: that it trains on, where these may have their own steps.
+
+        Raises:
+            UserError: nothing can take what its work is said to cost.
         """
+        check_costs(fleet, costs)
         return cls(
             typical_workload(config, prompts),
             config.num_trained_steps,
@@ -106,6 +112,23 @@ class Job:
     def costs(self, num_rollout: int | None) -> Costs:
         """Return what everything costs, whatever the split."""
         return self.known_costs
+
+
+def check_costs(fleet: Sequence[Device], costs: Costs) -> None:
+    """Check that what devices do takes some time, and no more than anybody waits for.
+
+    Raises:
+        UserError: it does not.
+    """
+    for kind in sorted({device.kind for device in fleet}):
+        own = costs.kinds[kind]
+        lines = {"a denoising step": own.step, "a pack": own.pack, "decoding": own.decode}
+        for what, line in lines.items():
+            if not (line(1) or line is own.decode) or line(1) > YEAR:
+                raise UserError(
+                    f"costs: on kind {kind} {what} takes {line(1):g} seconds, which no plan can be "
+                    "made of; use a schedule.profile of a run that has generated and trained"
+                )
 
 
 def costs_for(config: RunConfig, costs: Costs) -> Costs:

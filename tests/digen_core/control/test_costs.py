@@ -36,5 +36,8 @@ def test_no_cost_is_negative_and_what_nothing_tells_stays():
     cheap = KIND.model_copy(update={"pack": Linear(fixed=0.5, per_item=0.01)})
     moved = Costs(kinds={"h": cheap}).asking("generation", HALF)
     assert moved.kinds["h"].pack == Linear(fixed=0.3, per_item=0.0)
+    free = KIND.model_copy(update={"pack": Linear(per_item=0.01)})  # less than a velocity
+    moved = Costs(kinds={"h": free}).asking("generation", HALF)
+    assert moved.kinds["h"].pack == Linear(per_item=0.005)
     from_files = Asks(training=0.0, generation=0.5)
     assert Costs(kinds={"h": KIND}).asking("generation", from_files).kinds == {"h": KIND}

@@ -11,6 +11,7 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
+from digen_core.errors import UserError
 from digen_core.planning import planner
 from digen_core.planning import search as search_module
 from digen_core.planning.job import BOTH, Job, layouts_for
@@ -210,6 +211,22 @@ def test_devices_do_what_they_are_better_at():
     costs = Costs(kinds={"default": FAST, "trains": slow_step})
     both = Job.of(config(), fleet, costs)
     assert [device.name for device in both.cluster(1)] == ["g0", "t0"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "line", "message"),
+    [
+        ("step", Linear(), "on kind fast a denoising step takes 0 seconds, which no plan can be"),
+        ("pack", Linear(), "on kind fast a pack takes 0 seconds"),
+        ("pack", Linear(per_item=1e300), r"on kind fast a pack takes 1e\+300 seconds"),
+        ("decode", Linear(fixed=1e300), r"on kind fast decoding takes 1e\+300 seconds"),
+    ],
+)
+def test_costs_that_no_plan_can_be_made_of_are_refused(operation, line, message):
+    fleet = tuple(Device(f"d{n}", BOTH, "fast") for n in range(2))
+    costs = Costs(kinds={"fast": FAST.model_copy(update={operation: line})})
+    with pytest.raises(UserError, match=message):
+        Job.of(config(), fleet, costs)
 
 
 def test_nothing_is_possible():

@@ -256,6 +256,8 @@ def test_a_profile_is_read_as_it_was_saved(tmp_path):
         ("{", "is no profile of a run: the file: Invalid JSON"),
         ('{"kinds": {}, "pull": 1}', "is no profile of a run: pull: Extra inputs"),
         ('{"kinds": {"h100": {"pack": {}}}}', "kinds.h100.step: Field required"),
+        ('{"kinds": {}, "reward_servers": 0}', "reward_servers: Input should be greater than or"),
+        ('{"kinds": {}, "push": -1}', "push: Input should be greater than or equal to 0"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused_in_one_line(text, message, tmp_path):
