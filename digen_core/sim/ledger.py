@@ -26,6 +26,7 @@ class Ledger:
         self._versions: dict[str, set[int]] = {}
         self._trajectories: dict[Fragment, Trajectory] = {}
         self._trained_samples: dict[tuple[int, int], frozenset[int]] = {}  # (iteration, group)
+        self._copies: dict[str, set[int]] = {}  # of the optimizer's state
         self._newest = 0
         self._maker = ""  # of the newest version; of the first one anyone
 
@@ -33,11 +34,11 @@ class Ledger:
 
     def add_device(self, name: str) -> None:
         """A device is there; it holds no version."""
-        self._versions[name] = set()
+        self._versions[name], self._copies[name] = set(), set()
 
     def lose_device(self, name: str) -> set[Fragment]:
         """A device is gone; return the fragments that it held parts of."""
-        del self._versions[name]
+        del self._versions[name], self._copies[name]
         lost = {f for f, held in self._trajectories.items() if name in held.devices}
         for fragment in lost:
             del self._trajectories[fragment]
@@ -46,6 +47,10 @@ class Ledger:
     def loaded(self, name: str, version: int) -> None:
         """A device holds a version beside those it held."""
         self._versions[name].add(version)
+
+    def copied(self, name: str, version: int) -> None:
+        """A device has the optimizer's state of a version, and so the version."""
+        self._copies[name].add(version)
 
     def denoised(self, do: Generate, next_step: int) -> None:
         """A device did the steps of a batch up to ``next_step``."""
@@ -124,7 +129,7 @@ class Ledger:
             raise SimulationError(f"the newest version is {self._newest}: {do}")
         has_made = do.version == self._newest and do.source == (self._maker or do.source)
         held = self._versions.get(do.source)
-        if held is None or not (has_made or do.version in held):
+        if held is None or not (has_made or do.version in held | self._copies[do.source]):
             raise SimulationError(f"{do.source} does not hold the version: {do}")
 
     def check_device(self, do: object, name: str) -> None:

@@ -288,10 +288,13 @@ class Simulation:
     def _reduce(self, do: protocol.Reduce) -> None:
         for name in do.devices:
             self._ledger.check_device(do, name)
+        devices = [self._devices[name] for name in do.devices]
         began = self._clock.now
         summed = self._transfers.sums(do, self._costs.gradient_sum)
 
         def reduced() -> None:
+            if any(own not in self._devices.values() for own in devices):
+                return  # it is void with the sum of one that was lost
             if summed > began:
                 times = began, began, self._clock.now
                 self._spans.append(Span(do.iteration, "reduce", "reduce", do.device, *times))
@@ -304,6 +307,7 @@ class Simulation:
 
         def copied() -> None:
             if do.device in self._devices:
+                self._ledger.copied(do.device, do.version)
                 self._deliver(protocol.StateCopied(do.device, do.version))
 
         self._after(0.0, copied)

@@ -317,6 +317,26 @@ def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, ti
     assert report.max_staleness == (layout == "tcss")
 
 
+@pytest.mark.parametrize("split", [2, None])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_trainers_are_lost_while_an_update_is_made(split, place, scenario):
+    """As their sums are brought together, which is void, or when the standby has the state."""
+    cluster = scenario.model_copy(update={"devices": 5, "gradient_sum": 3.0, "push": 5.0})
+    devices = cluster.cluster(split)
+    lost = [device.name for device in devices if "trainer" in device.roles][place]
+    for time in range(40):
+        report = simulate(
+            devices,
+            cluster.workload,
+            Schedule(LAYOUTS["tsp" if split else "colocated"], copies_state=True),
+            cluster.costs(split),
+            trained_steps=(0,),
+            num_iterations=3,
+            losses=[(time + 0.25, lost)],
+        )
+        assert len(report.iteration_ends) == 3
+
+
 @pytest.mark.parametrize("layout", ["colocated", "gap", "tsp", "tag", "tcss", "elastic"])
 @pytest.mark.parametrize("name", [0, -1])
 @pytest.mark.parametrize("time", [0.5, 9.0, 17.3])
