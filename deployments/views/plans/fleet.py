@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from pydantic import ValidationError
@@ -36,13 +37,9 @@ def changes(config: RunConfig, cluster: Cluster) -> list[Change]:
         UserError: as of ``plan``.
     """
     found = [Change("as it is", plan(config, cluster)[0])]
-    with Console(stderr=True).status("") as status:
-        for what, changed in _changed(cluster):
-            status.update(f"planning for {what}")
-            try:
-                found.append(Change(what, plan(config, changed)[0]))
-            except UserError:  # what is left cannot do it
-                continue
+    for what, changed in _changed(cluster):
+        with suppress(UserError):  # what is left cannot do it
+            found.append(Change(what, plan(config, changed, saying=f"planning for {what}")[0]))
     return found
 
 

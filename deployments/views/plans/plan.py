@@ -37,13 +37,20 @@ if TYPE_CHECKING:
     from digen_core.planning.sizes import Sizes
 
 
-def plan(config: RunConfig, cluster: Cluster, aim: Aim = FASTEST) -> list[Row]:
+def plan(
+    config: RunConfig, cluster: Cluster, aim: Aim = FASTEST, *, saying: str = "planning"
+) -> list[Row]:
     """Return plans as they are shown, the best first; arguments and errors as of ``plans_for``."""
-    return [row_of(own) for own in plans_for(config, cluster, aim)]
+    return [row_of(own) for own in plans_for(config, cluster, aim, saying=saying)]
 
 
 def plans_for(
-    config: RunConfig, cluster: Cluster, aim: Aim = FASTEST, *, may_code: bool = False
+    config: RunConfig,
+    cluster: Cluster,
+    aim: Aim = FASTEST,
+    *,
+    may_code: bool = False,
+    saying: str = "planning",
 ) -> list[ClusterPlan]:
     """Return the best plan and its runners-up, the best first.
 
@@ -56,6 +63,7 @@ def plans_for(
             open, they are searched for, too.
         aim: what is the best.
         may_code: cuts between stages, where links are slower than these.
+        saying: what a terminal shows meanwhile.
 
     Raises:
         UserError: the costs are not known, or no layout fits the devices, or they do not say what
@@ -76,7 +84,8 @@ def plans_for(
         priced = _estimating(sizes) if estimated else priced
         sent = _exchanging(sizes) if cluster.links else None
     prompts = prompts_with_steps(config)
-    return plan_candidates(found, priced, profile, sent, aim, prompts)
+    with Console(stderr=True).status(saying):  # many kinds of devices take a minute
+        return plan_candidates(found, priced, profile, sent, aim, prompts)
 
 
 def aim_of(objective: Objective, within: float | None) -> Aim:

@@ -4,10 +4,12 @@ import json
 import re
 import tomllib
 from collections import Counter
+from contextlib import nullcontext
 from itertools import accumulate
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from deployments.cli import run
 from deployments.operation.workers import workers_of
@@ -405,7 +407,7 @@ def test_large_numbers_of_a_plan_are_shown_whole(small, tmp_path, capsys):
 
 
 def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster, **_: [cluster])
     groups = [f'[[devices]]\nkind = "h100"\ncount = 2\nsite = "{site}"\n' for site in "ab"]
     (path := tmp_path / "sites.toml").write_text("".join(groups))
     found = fleet.changes(RunConfig(), load_cluster(path))
@@ -417,10 +419,22 @@ def test_a_device_more_and_less_is_planned_for_at_each_site(tmp_path, monkeypatc
     }
 
 
+def test_a_terminal_shows_what_is_planned(small, tmp_path, monkeypatch):
+    shown = list[str]()
+    status = lambda console, text: shown.append(text) or nullcontext()  # noqa: E731
+    monkeypatch.setattr(Console, "status", status)
+    cluster = tmp_path / "priced.toml"
+    cluster.write_text(PRICED)
+    assert run(["plan", small, "--cluster", str(cluster)]) == 0
+    assert shown == ["planning"]
+    assert run(["plan", small, "--cluster", str(cluster), "--fleet"]) == 0
+    assert shown[1:4] == ["planning", "planning for +1 fast", "planning for -1 fast"]
+
+
 def test_of_groups_that_differ_in_price_the_cheapest_grows_and_the_dearest_shrinks(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster, **_: [cluster])
     groups = [
         f'[[devices]]\nkind = "h100"\ncount = 2\nprice_per_hour = {own}\n' for own in (3, 2, 4)
     ]
@@ -431,7 +445,7 @@ def test_of_groups_that_differ_in_price_the_cheapest_grows_and_the_dearest_shrin
 
 
 def test_the_last_device_of_a_site_may_go_with_its_links(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "plan", lambda config, cluster: [cluster])
+    monkeypatch.setattr(fleet, "plan", lambda config, cluster, **_: [cluster])
     groups = [
         f'[[devices]]\nkind = "{kind}"\ncount = {count}\nsite = "{site}"\n'
         for kind, count, site in (("h100", 2, "a"), ("l40s", 1, "b"))
