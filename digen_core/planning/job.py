@@ -127,7 +127,8 @@ def check_costs(fleet: Sequence[Device], costs: Costs) -> None:
             if not (line(1) or line is own.decode) or line(1) > YEAR:
                 raise UserError(
                     f"costs: on kind {kind} {what} takes {line(1):g} seconds, which no plan can be "
-                    "made of; use a schedule.profile of a run that has generated and trained"
+                    "made of; use other costs or speeds in the cluster file, or a schedule.profile "
+                    "of a run that has generated and trained"
                 )
 
 
