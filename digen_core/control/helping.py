@@ -75,6 +75,8 @@ class Helping:
             return False
         if iterations[0].reducing or version not in device.loaded:
             return False
+        if not iterations[0].load_left(self._workload):
+            return False  # others have all that is left, and it would only turn back
         if device.pace <= 1 and any(own.pausing for own in self._fleet.late()):
             return False  # it goes on with what is late elsewhere
         costs, smallest = self._fleet.costs, self._fleet.costs_of(device).pack(1)

@@ -1,5 +1,7 @@
 """Simulations of the real controller whose times were worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from digen_core.control import protocol
@@ -10,6 +12,7 @@ from digen_core.sim.clock import Jitter
 from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.ledger import SimulationError
 from digen_core.sim.report import Staleness, make_report
+from digen_core.sim.scenario import Scenario
 from digen_core.sim.simulation import Simulation
 from digen_core.sim.simulator import simulate
 from support.batches import alone
@@ -315,6 +318,23 @@ def test_a_job_goes_on_without_a_lost_device_and_with_a_new_one(layout, lost, ti
     assert min(span.started for span in report.spans if span.device == "late") >= time + 10
     assert any(span.kind == "denoise" for span in report.spans if span.device == "late")
     assert report.max_staleness == (layout == "tcss")
+
+
+def test_nobody_turns_to_pairs_that_others_have(scenario):
+    """It turned back at once, and to them again, for as long as a slow trainer needs."""
+    kinds = {"fast": {"count": 3}, "slow": {"count": 1, "pack": 1000.0, "pair": 1000.0}}
+    mixed = Scenario.model_validate(scenario.model_dump() | {"devices": 4, "kinds": kinds})
+    devices = [replace(own, roles=frozenset({"rollout"})) for own in mixed.cluster(None)[:3]]
+    trainer = replace(mixed.cluster(None)[3], roles=frozenset({"trainer"}))
+    report = simulate(
+        [*devices, trainer],
+        mixed.workload,
+        Schedule(LAYOUTS["elastic"], helpers=1, assistants=3),
+        mixed.costs(3),
+        trained_steps=(0,),
+        num_iterations=2,
+    )
+    assert sum(span.kind == "switch" for span in report.spans) < 20
 
 
 @pytest.mark.parametrize("split", [2, None])
