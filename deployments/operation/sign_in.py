@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse
 PATH: Final = "/sign-in"
 VALID_SECONDS: Final = 600.0
 
-_STORAGE_KEY: Final = "prefect-password"  # of both looks of Prefect 3.8's pages
+_STORAGE_KEY: Final = "prefect-password"  # of both looks of Prefect's pages
 _REFUSAL: Final = (
     "This link was used already, or is older than ten minutes. A new one is shown by digen train "
     "while it runs, and by digen status for what digen up started."
