@@ -34,8 +34,8 @@ class CheckpointConfig(Strict):
 
     best_by: str = "evaluation/reward"
     """Metric of the best: evaluation/reward, or evaluation/NAME/score, of the versions that were
-    evaluated (see evaluation.every), or a metric of the iteration that made a version: reward/mean,
-    or train/kl where there is an algorithm.kl_coefficient."""
+    evaluated, for which evaluation.every is 1 or more; or a metric of the iteration that made a
+    version: reward/mean, or train/kl where there is an algorithm.kl_coefficient."""
 
     best_is: Literal["highest", "lowest"] = "highest"
     """Which values of best_by are the best."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from digen_core.checkpoints.judging import Judging
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, last_checkpoint
 from digen_core.checkpoints.suites import SuiteName
+from digen_core.config.checkpoint import EVALUATION
 from digen_core.config.load import config_of_run
 from digen_core.config.prompts import PromptsConfig
 from digen_core.config.run import RunConfig
@@ -33,13 +34,14 @@ def check_run(config: RunConfig, *, is_new: bool = True) -> None:
 
     Args:
         config: of the run.
-        is_new: whether it is none that is resumed, whose prompts stay as they are.
+        is_new: whether it is none that is resumed, which goes on as it began.
 
     Raises:
         ConfigError: something is missing or does not fit; the message is one line.
     """
     if is_new:
         _check_one_evaluation(config.prompts)
+        _check_judged_between(config)
     check_inputs(config)
     _check_surroundings(config)
 
@@ -131,6 +133,19 @@ def _check_one_evaluation(prompts: PromptsConfig) -> None:
             f"prompts.evaluation is {prompts.evaluation} and prompts.evaluation_fraction "
             f"{prompts.evaluation_fraction}, so that what this keeps of {prompts.train} would be "
             'neither trained on nor evaluated; set one of them to "null"'
+        )
+
+
+def _check_judged_between(config: RunConfig) -> None:
+    """Check that versions are evaluated of which the best are to be kept."""
+    checkpoints = config.checkpoints
+    if not checkpoints.keep_best or config.evaluation.every:
+        return
+    if checkpoints.best_by.startswith(EVALUATION):
+        raise ConfigError(
+            f"checkpoints.best_by is {checkpoints.best_by!r}, but evaluation.every is 0, so that "
+            "only the last version is evaluated; set evaluation.every to the iterations between "
+            "two evaluations, or use reward/mean"
         )
 
 

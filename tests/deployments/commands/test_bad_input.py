@@ -470,6 +470,11 @@ SETTINGS = {
         "--rewards {shapes=0,ranked={of='shapes'}} --checkpoints.keep_best 1",
         "checkpoints.best_by is 'evaluation/reward', but rewards that tell only the samples of a",
     ),
+    "the best of versions that are not evaluated": (
+        "--checkpoints.keep_best 1",
+        "checkpoints.best_by is 'evaluation/reward', but evaluation.every is 0, so that only the "
+        "last version is evaluated; set evaluation.every to the iterations between two evaluations",
+    ),
     "the best of a reward that there is not": (
         "--checkpoints.keep_best 1 --checkpoints.best_by evaluation/shape/exact",
         "checkpoints.best_by is 'evaluation/shape/exact', but this config has no reward 'shape'; "
