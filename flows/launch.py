@@ -23,7 +23,7 @@ from digen_core.gang.degrees import check_gangs_of
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import make_folder, replace_text, sync
 from digen_core.transport.metrics import METRICS_OF_RUN
-from flows.reopen import folder_to_resume, go_on, locked, resuming, tracker_of
+from flows.reopen import go_on, locked, resuming, tracker_of
 from flows.runtime.context import RunContext, registered
 from flows.runtime.disk import naming_full_disk, naming_lost_folder
 from flows.runtime.fleet.fleet import Fleet
@@ -51,20 +51,19 @@ from tasks.workers import RealWorkers, Workers
 
 
 @contextmanager
-def open_run(config: RunConfig, resume: str | None = None) -> Iterator[RunContext]:
+def open_run(config: RunConfig, folder: Path | None = None) -> Iterator[RunContext]:
     """Yield the context of a new run, or of one that is resumed.
 
     What was logged and saved stays if the body fails.
 
     Args:
         config: of the run.
-        resume: folder of the run to resume, or "auto": the newest one of the config's name.
+        folder: of the run to resume; None: a new one begins.
 
     Raises:
         UserError: the config cannot be used, or not to resume that run.
     """
     with ExitStack() as stack:
-        folder = folder_to_resume(config, resume)
         stack.enter_context(naming_full_disk(folder or Path(config.tracking.runs_dir)))
         stack.enter_context(one_async_client())
         resumption = stack.enter_context(resuming(config, folder)) if folder else None

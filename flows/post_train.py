@@ -22,7 +22,7 @@ from flows.evaluate import evaluate_once
 from flows.export import export
 from flows.launch import open_run
 from flows.prepare import prepare
-from flows.reopen import go_back
+from flows.reopen import folder_to_resume, go_back
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.observers import say, warn
@@ -41,11 +41,12 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
         resume: Folder of a run to resume from its last checkpoint, such as runs/NAME, or auto:
             the newest run of the config's name, if there is one; empty starts a new run.
     """
-    check_run(config, is_new=not resume)
+    folder = folder_to_resume(config, resume)
+    check_run(config, is_new=folder is None)
     probe_before_start(config, warn)
     for note in notes_on_rewards(config):
         warn(note)
-    with open_run(config, resume) as run:
+    with open_run(config, folder) as run:
         while True:
             try:
                 train(run)
