@@ -19,6 +19,7 @@ from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, require_run
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.transport.entries import FOLDER, last_entries
 from digen_core.transport.metrics import METRICS_OF_RUN, last_metrics
 
 LOCK_OF_RUN: Final = ".lock"
@@ -158,7 +159,7 @@ def _began(run_dir: Path) -> datetime:
     if found := re.search(r"-(\d{8}-\d{6})(-\d+)?$", run_dir.resolve().name):
         with suppress(ValueError):  # it is no time
             return datetime.strptime(found[1], "%Y%m%d-%H%M%S")
-    first = run_dir / "tracking" / "run.json"
+    first = run_dir / FOLDER / "run.json"
     path = first if first.is_file() else run_dir / CONFIG_OF_RUN
     return datetime.fromtimestamp(path.stat().st_mtime)
 
@@ -169,13 +170,11 @@ def _ended_otherwise(run_dir: Path) -> bool:
     As one that was killed while it exported, or was resumed and killed.
     """
     try:
-        with (run_dir / "tracking" / "entries.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
-            told = file.read()
-    except OSError:  # it was not tracked
+        entries = last_entries(run_dir, MOST_BYTES)
+    except OSError:
         return False
-    words = re.findall(rb'"kind": "status", "status": "(\w+)"', told)
-    return bool(words) and words[-1] != b"FINISHED"
+    told = [entry.get("status") for entry in entries if entry["kind"] == "status"]
+    return bool(told) and told[-1] != "FINISHED"
 
 
 def _last_record(run_dir: Path) -> IterationRecord | None:

@@ -18,8 +18,9 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
+from digen_core.transport.entries import Entry
 from digen_core.transport.files import inside
-from tasks.tracking.spool import Entry, RunOfSpool
+from tasks.tracking.spool import RunOfSpool
 
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
 MAX_PARAMS_PER_CALL: Final = 100

@@ -15,10 +15,10 @@ from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import tree_of_run
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
+from digen_core.transport.entries import FOLDER, read_entries
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
 from tasks.tracking.opening import flatten
 from tasks.tracking.server import MlflowError, first_line
-from tasks.tracking.spool import FOLDER, read_entries
 
 Points = list[tuple[int, float]]
 """Steps and values of a metric, in order."""

@@ -7,9 +7,10 @@ from time import monotonic, sleep
 from typing import Final
 
 from digen_core.inputs.addresses import redacted
+from digen_core.transport.entries import Entry
 from tasks.tracking.delivery import Delivery, Sized, batches
 from tasks.tracking.server import first_line, is_refusal
-from tasks.tracking.spool import Entry, Spool
+from tasks.tracking.spool import Spool
 
 logger = logging.getLogger(__name__)
 

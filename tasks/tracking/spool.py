@@ -17,21 +17,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
-from digen_core.inputs.reading import parse_json
 from digen_core.strict import Strict
+from digen_core.transport.entries import ENTRIES_OF_RUN, FOLDER, Entry, entries_in, read_entries
 from digen_core.transport.files import append_line, appending, make_folder, replace_text, try_lock
 from tasks.tracking.server import first_line
 
 logger = logging.getLogger(__name__)
-
-FOLDER: Final = "tracking"
-
-Entry = dict[str, Any]
-"""``key`` and ``kind``, and what the kind needs: see tasks/tracking/delivery.py."""
 
 
 class RunOfSpool(Strict):
@@ -67,13 +62,13 @@ class Spool:
         self.run_dir = run_dir
         self.folder = run_dir / FOLDER
         self.run = run
-        self._entries = self.folder / "entries.jsonl"
+        self._entries = run_dir / ENTRIES_OF_RUN
         self._aside = self.folder / "aside.jsonl"
         self._adding = Lock()
         #: The step of each entry; None: it has none, or MLflow alone has the entry.
         self._steps: dict[str, int | None] = dict.fromkeys(logged)
         self._num_bytes = 0  # of the entries that are among them
-        self._take_in(_entries_in(self._entries))
+        self._take_in(entries_in(self._entries))
 
     @classmethod
     def create(cls, run_dir: Path, run: RunOfSpool, logged: Iterable[str] = ()) -> Self:
@@ -126,7 +121,7 @@ class Spool:
         """
         line = json.dumps({"key": key, "kind": kind, **content}, allow_nan=False)
         with self._adding, appending(self._entries) as append:
-            self._take_in(_entries_in(self._entries, self._num_bytes, warns=False))
+            self._take_in(entries_in(self._entries, self._num_bytes, warns=False))
             if key in self._steps:
                 return False
             append(line)
@@ -145,7 +140,7 @@ class Spool:
 
     def read_from(self, num_bytes: int) -> Iterator[tuple[Entry, int]]:
         """Yield the entries after some bytes, each with its length in bytes."""
-        return _entries_in(self._entries, num_bytes)
+        return entries_in(self._entries, num_bytes)
 
     def unsent(self) -> Iterator[tuple[Entry, int]]:
         """Yield what MLflow has not taken yet: each entry and its length in bytes."""
@@ -172,7 +167,7 @@ class Spool:
         """Return the entries that were set aside."""
         if not self._aside.exists():
             return []
-        return [entry for entry, _ in _entries_in(self._aside)]
+        return [entry for entry, _ in entries_in(self._aside)]
 
     def keep_aside(self, entries: Sequence[Entry]) -> None:
         """Keep only some of the entries that were set aside."""
@@ -195,42 +190,6 @@ class Spool:
             pass
         logger.warning("%s is damaged: MLflow is told all again", path)
         return _Sent()
-
-
-def read_entries(run_dir: Path) -> list[Entry]:
-    """Return all that a run has logged, in order; none if it was not tracked."""
-    return [entry for entry, _ in _entries_in(run_dir / FOLDER / "entries.jsonl")]
-
-
-def _entries_in(path: Path, offset: int = 0, *, warns: bool = True) -> Iterator[tuple[Entry, int]]:
-    """Yield the entries from a byte on, each with its length and that of damaged lines before."""
-    if not path.exists():
-        return
-    length, is_damaged = 0, not warns
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return  # it is being written, or its writer was killed
-            length += len(line)
-            entry = _entry_of(line)
-            if entry is None:
-                if not is_damaged:  # it may be all of many thousands: said once
-                    logger.warning("%s holds damaged lines, which are left out", path)
-                is_damaged = True
-                continue
-            yield entry, length
-            length = 0
-
-
-def _entry_of(line: bytes) -> Entry | None:
-    try:
-        entry = parse_json(line.decode())
-    except ValueError:
-        return None
-    if not isinstance(entry, dict):
-        return None
-    return entry if all(isinstance(entry.get(name), str) for name in ("key", "kind")) else None
 
 
 def _is_end_of_line(path: Path, position: int) -> bool:

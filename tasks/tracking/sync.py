@@ -11,13 +11,14 @@ from digen_core.checkpoints.run_state import LOCK_OF_RUN
 from digen_core.config.load import config_of_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
+from digen_core.transport.entries import FOLDER
 from digen_core.transport.files import inside, try_lock
 from tasks.tracking.also.places import check_places
 from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import DATABASE_OF_RUNS, is_own
-from tasks.tracking.spool import FOLDER, Spool
+from tasks.tracking.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)

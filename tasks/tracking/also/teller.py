@@ -11,10 +11,11 @@ from typing import Final
 from PIL import Image
 
 from digen_core.config.run import RunConfig
+from digen_core.transport.entries import Entry
 from digen_core.transport.files import inside
 from tasks.tracking.also.places import Place, Point, open_place
 from tasks.tracking.server import first_line
-from tasks.tracking.spool import Entry, Spool
+from tasks.tracking.spool import Spool
 
 logger = logging.getLogger(__name__)
 

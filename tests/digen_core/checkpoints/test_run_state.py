@@ -62,7 +62,9 @@ def test_a_run_that_was_killed_when_it_was_evaluated_is_not_over(run, last, stat
         {"key": f"status {n}", "kind": "status", "status": s}
         for n, s in enumerate(["FINISHED", last])
     ]
-    (run / "tracking" / "entries.jsonl").write_text("\n".join(map(json.dumps, told)))
+    lines = [f"{json.dumps(entry)}\n" for entry in told]
+    lines.append('{"key": "status 2", "kind": "status", "status": "FAILED"')  # it is being written
+    (run / "tracking" / "entries.jsonl").write_text("".join(lines))
     assert state_of(run).state == state
 
 

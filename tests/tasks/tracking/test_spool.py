@@ -8,8 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from digen_core.transport.entries import read_entries
 from tasks.tracking.delivery import batches
-from tasks.tracking.spool import RunOfSpool, Spool, read_entries
+from tasks.tracking.spool import RunOfSpool, Spool
 
 RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="r", name="run")
 
