@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from digen_core.config.combinations import check_steps
-from digen_core.config.families import FAMILIES, Family, mark_in
+from digen_core.config.families import FAMILIES, mark_in
+from digen_core.config.model import ModelConfig
 from digen_core.config.rewards import given
 from digen_core.config.run import RunConfig
 from digen_core.config.size import Size
@@ -264,7 +265,7 @@ def _parse(
         for row in rows
     ]
     for prompt in found:
-        _require_no_marks(prompt, FAMILIES[config.model.family])
+        _require_no_marks(prompt, config.model)
     return found
 
 
@@ -280,15 +281,20 @@ def _of_training(config: RunConfig, row: Row, folder: Path) -> dict[str, Any]:
     }
 
 
-def _require_no_marks(prompt: Prompt, family: Family) -> None:
+def _require_no_marks(prompt: Prompt, model: ModelConfig) -> None:
     """Check that what comes with images has nothing in its words that stands for one.
 
     Of some families no prompt has it.
     """
-    is_read = prompt.images or family.reads_marks
-    for text in (prompt.text, prompt.negative or "") if is_read else ():
-        if mark := mark_in(text, family):
-            raise ConfigError(f"{prompt.origin}: {shown(text, 80)} {mark}")
+    family = FAMILIES[model.family]
+    if not prompt.images and not family.reads_marks:
+        return
+    negative = (prompt.origin, prompt.negative)
+    if prompt.negative is None:
+        negative = ("model.negative_prompt", model.negative_prompt)
+    for origin, text in ((prompt.origin, prompt.text), negative):
+        if mark := mark_in(text or "", family):
+            raise ConfigError(f"{origin}: {shown(text, 80)} {mark}")
 
 
 def _text(row: Row, column: str) -> str:

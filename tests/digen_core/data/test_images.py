@@ -155,6 +155,15 @@ def test_words_with_the_mark_of_a_picture_are_refused_before_anything_starts(tmp
         train_prompts(config_of(tmp_path, family="qwen_image", **settings))
 
 
+def test_a_negative_prompt_with_the_mark_of_a_picture_is_refused_as_those_of_rows(tmp_path):
+    write_rows(tmp_path, url_of(picture(0)), url_of(picture(1)))
+    config = config_of(tmp_path, family="qwen_image")
+    model = config.model.model_copy(update={"negative_prompt": "a <|image_pad|>"})
+    message = r"^model.negative_prompt: 'a <\|image_pad\|>' has <\|image_pad\|> in it, where"
+    with pytest.raises(ConfigError, match=message):
+        train_prompts(config.model_copy(update={"model": model}))
+
+
 def test_lists_count_towards_what_memory_holds(tmp_path, monkeypatch):
     several_rows(tmp_path, "parquet")
     most = sum(len(own) for images in SEVERAL for own in images)
