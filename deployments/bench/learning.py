@@ -22,14 +22,13 @@ from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
-from digen_core.trace.charts import LINE_COLOURS
+from digen_core.trace.charts import look_of
 from digen_core.training.train_state import initial_state
 from flows.evaluate_run import evaluate_run
 from flows.post_train import post_train
 from flows.runtime.observers import watching
 
 SERIAL = "serial"
-STYLES = ("-", "--", ":")  # of the first ways, and of those that have their colours again
 SMOOTHING = 9  # iterations that a point of a curve is the mean of
 
 
@@ -141,15 +140,10 @@ def draw(ways: Sequence[Way], title: str) -> Figure:
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for place, way in enumerate(ways):
-        look: dict[str, Any] = {
-            "color": LINE_COLOURS[place % len(LINE_COLOURS)],
-            "linewidth": 1.2,
-            "alpha": 0.8,
-        }
-        style = STYLES[place // len(LINE_COLOURS) % len(STYLES)]
+        colour, style = look_of(place)
         for number, values in enumerate(way.curves.values()):
             label = way.name if number == 0 else None
-            axes.plot(smoothed(values), style, label=label, **look)
+            axes.plot(smoothed(values), style, color=colour, label=label, linewidth=1.2, alpha=0.8)
     axes.set_xlabel("iteration")
     axes.set_title(f"{title} (means of {SMOOTHING} iterations)", loc="left", fontsize=11)
     axes.grid(alpha=0.3)

@@ -17,7 +17,7 @@ from digen_core.errors import UserError
 from digen_core.inputs.text import printable
 from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
 from digen_core.records import Wins
-from digen_core.trace.charts import LINE_COLOURS, draw_band, verbatim
+from digen_core.trace.charts import MARKERS, NUM_LOOKS, draw_band, look_of, verbatim
 from digen_core.trace.page import png_of
 from digen_core.transport.files import replace_bytes
 from tasks.tracking.history import RunData
@@ -28,6 +28,8 @@ SHOWN: Final = ("evaluation/", WINS, "reward/", "train/", "throughput/", "time/i
 """What the names of metrics begin with that are shown where none are asked for."""
 SPARK_WIDTH: Final = 16
 COLUMNS: Final = 3
+POINTS: Final = "." + MARKERS
+"""Markers of the first curves, and of those whose colours and line styles come again."""
 
 
 def told_apart(targets: Sequence[str], runs: Sequence[RunData]) -> list[RunData]:
@@ -194,10 +196,9 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
     for number, run in enumerate(runs):
         if points := run.metrics.get(name):
             steps, values = zip(*points, strict=True)
-            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-            style = "-" if number < len(LINE_COLOURS) else "--"
-            label = verbatim(printable(run.name))
-            axes.plot(steps, values, style, color=colour, label=label, marker=".", linewidth=1.3)
+            (colour, style), label = look_of(number), verbatim(printable(run.name))
+            marker = POINTS[number // NUM_LOOKS % len(POINTS)]
+            axes.plot(steps, values, style, color=colour, label=label, marker=marker, linewidth=1.3)
             errors = dict(run.metrics.get(error_of(name), []))
             spread = [errors.get(step, 0.0) for step in steps]
             draw_band(axes, steps, values, spread, colour)

@@ -13,13 +13,25 @@ from digen_core.trace.gaps import CAUSES, Cause, Gap
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.style import BUSY_COLOUR, IDLE_STYLES
 
-LINE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+LINE_COLOURS: Final = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000",
+)  # fmt: skip
+"""Of Okabe and Ito, which tell apart for the colour-blind, too; their yellow is too pale."""
+LINE_STYLES: Final = ("-", "--", ":", "-.")
+NUM_LOOKS: Final = len(LINE_COLOURS) * len(LINE_STYLES)
+MARKERS: Final = "os^D"
 ALL_DEVICES: Final = "all devices"
 
 
 def verbatim(text: str) -> str:
     """Return a text as Matplotlib draws it as it is: what stands between dollars is a formula."""
     return text.replace("$", r"\$")
+
+
+def look_of(number: int) -> tuple[str, str]:
+    """Return colour and line style of one of several curves; the first NUM_LOOKS differ."""
+    turn, place = divmod(number, len(LINE_COLOURS))
+    return LINE_COLOURS[place], LINE_STYLES[turn % len(LINE_STYLES)]
 
 
 def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, name: str) -> Figure:
@@ -105,10 +117,10 @@ def draw_curves(
     figure = Figure(figsize=(9, 3.4), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for number, (name, values) in enumerate(curves.items()):
-        colour, style = LINE_COLOURS[number % len(LINE_COLOURS)], "os^D"[number % 4]
-        marker = style if len(values) <= 30 else ""
+        colour, style = look_of(number)
+        marker = MARKERS[number % len(MARKERS)] if len(values) <= 30 else ""
         label, (x, y) = verbatim(name), (list(values), list(values.values()))
-        axes.plot(x, y, color=colour, marker=marker, label=label)
+        axes.plot(x, y, style, color=colour, marker=marker, label=label)
         spread = [errors.get(name, {}).get(iteration, 0.0) for iteration in values]
         draw_band(axes, list(values), list(values.values()), spread, colour)
     axes.set_xlabel("iteration")

@@ -7,7 +7,7 @@ from PIL import Image
 from rich.console import Console
 
 from deployments.cli import run
-from deployments.views.compare import change_of, print_comparison
+from deployments.views.compare import change_of, draw_curves, print_comparison
 from digen_core.config.run import RunConfig
 from digen_core.maths.statistics import Change
 from digen_core.records import EvaluationReport, IterationRecord
@@ -97,6 +97,16 @@ def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, c
     out = capsys.readouterr().out
     assert "environment: not known of slow\n" in out
     assert "torch" not in out
+
+
+def test_no_two_curves_of_many_runs_look_alike():
+    runs = [
+        RunData(f"run-{n}", {}, {}, {"reward/mean": [(1, 0.5), (2, n / 99)]}, None)
+        for n in range(99)
+    ]
+    (axes, *_) = draw_curves(runs, ["reward/mean"]).axes
+    looks = {(own.get_color(), own.get_linestyle(), own.get_marker()) for own in axes.lines}
+    assert len(looks) == len(runs)
 
 
 def test_curves_are_written_whole_or_not_at_all(runs, tmp_path, capsys):

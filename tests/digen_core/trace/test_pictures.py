@@ -101,6 +101,12 @@ def test_the_idle_chart_stacks_shares_up_to_one():
     }
 
 
+def test_curves_of_many_components_look_different():
+    figure = draw_curves({f"r{n}/score": {1: 0.5, 2: n / 20} for n in range(20)}, {})
+    looks = {(own.get_color(), own.get_linestyle()) for own in figure.axes[0].lines}
+    assert len(looks) == 20
+
+
 def test_curves_are_drawn_over_iterations():
     curves = {"reward": {1: 0.5, 3: 0.75}, "shapes/exact": {1: 0.0, 3: 0.25}}
     figure = draw_curves(curves, {"reward": {1: 0.125, 3: 0.25}})
