@@ -12,6 +12,7 @@ from digen_core.config.load import config_of_tree
 from digen_core.config.model import EMBEDDED
 from digen_core.config.toml import literal
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.transport.files import replace_text
 
 HELD_OUT: Final = 0.1
@@ -87,7 +88,8 @@ def _key(name: str) -> str:
 
 def cluster_text(answers: Answers) -> str:
     """Return the file of a cluster with the GPUs of this machine, a worker each."""
-    lines = [f"description = {literal(f'{answers.gpus} GPUs of this machine')}", ""]
+    here = f"{number_of(answers.gpus, 'GPU')} of this machine"
+    lines = [f"description = {literal(here)}", ""]
     lines += ["[[devices]]", 'kind = "gpu"', f"count = {answers.gpus}", "cuda = true"]
     return "\n".join(lines) + "\n"
 

@@ -29,6 +29,7 @@ from deployments.processes import WorkerProcesses, prefect_server_of
 from deployments.views.terminal import borderless
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.records import IterationRecord
 from digen_core.transport.files import make_folder
 from flows.runtime.observers import Observer, watching
@@ -220,5 +221,6 @@ def print_soak(soak: Soak, console: Console) -> bool:
         verdict = "too few to tell what grows"
     elif grows:
         verdict = f"too much grows: {', '.join(grows)}"
-    console.print(f"{soak.num_done} iterations, {len(soak.killed)} workers killed; {verdict}")
+    done, killed = number_of(soak.num_done, "iteration"), number_of(len(soak.killed), "worker")
+    console.print(f"{done}, {killed} killed; {verdict}")
     return bool(grown) and not grows

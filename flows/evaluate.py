@@ -12,6 +12,7 @@ from prefect.futures import PrefectFuture
 from digen_core.config.rewards import forms_of, that_see
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, prompts_hash
+from digen_core.inputs.text import number_of
 from digen_core.records import FIRST, EvaluationReport
 from digen_core.rewards.asked import for_samples
 from digen_core.rewards.dpg.categories import category_shares
@@ -50,7 +51,8 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     """
     run = context_of(run_id)
     count = run.config.evaluation.grid_prompts
-    say(f"evaluating version {run.progress.version} on {len(run.evaluation_prompts)} prompts")
+    prompts = number_of(len(run.evaluation_prompts), "prompt")
+    say(f"evaluating version {run.progress.version} on {prompts}")
     with Completions() as completions:
         parts = _Evaluation(run, TaskSet(run, completions)).run()
     report = _report(run, tag, [part.rewards(run.config) for part in parts])

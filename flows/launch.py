@@ -20,6 +20,7 @@ from digen_core.control.protocol import Device
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
 from digen_core.gang.degrees import check_gangs_of
+from digen_core.inputs.text import number_of
 from digen_core.planning.profile import load_profile
 from digen_core.transport.files import make_folder, replace_text, sync
 from digen_core.transport.metrics import METRICS_OF_RUN
@@ -114,7 +115,8 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
     colocated = not is_auto and layout_of(config).colocated
     local = local_devices(config.cluster, colocated=is_auto or colocated)
     if config.cluster.address is None:
-        say(f"starting {len(local)} workers: {', '.join(device.name for device in local)}")
+        names = ", ".join(device.name for device in local)
+        say(f"starting {number_of(len(local), 'worker')}: {names}")
     with connected(config, local) as (address, client):
         await_spares(client, say)
         devices = devices_of(client, colocated=colocated)  # before anything is written

@@ -38,6 +38,7 @@ from digen_core.config.load import CONFIG_OF_RUN, require_run
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.records import EvaluationReport
 from digen_core.trace.spans import DEVICES_OF_RUN, read_devices
 from digen_core.transport.files import (
@@ -161,7 +162,7 @@ def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | N
 def go_on(run: RunContext, resumption: Resumption) -> None:
     """Resume a run from a checkpoint, or from its start if there is none."""
     run_dir = resumption.run_dir
-    say(f"resuming {run_dir.name} after {resumption.num_iterations} iterations")
+    say(f"resuming {run_dir.name} after {number_of(resumption.num_iterations, 'iteration')}")
     if resumption.lineage:
         mark_crashed_flows([i for i in resumption.lineage.flow_run_ids if i != runtime.flow_run.id])
     replace_text(run_dir / CONFIG_OF_RUN, run.config.model_dump_json(indent=2))
@@ -213,7 +214,7 @@ def go_back(run: RunContext, error: StateLostError | DamagedError) -> None:
         run,
         "resumed",
         f"{error}; the run goes on from {checkpoint or 'its start'}, after iteration "
-        f"{back.num_iterations} (resumed {run.progress.num_resumed} times by itself)",
+        f"{back.num_iterations} (resumed {number_of(run.progress.num_resumed, 'time')} by itself)",
     )
     while not run.inbox.empty():  # what tasks of before still sent
         run.inbox.get_nowait()

@@ -7,6 +7,7 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, name_of
 from digen_core.checkpoints.tensors import read_checkpoint
 from digen_core.data.prompts import SizedPrompt
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.reference.replay import KeptIteration
 from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import distance
@@ -72,8 +73,8 @@ def replay(run_dir: Path, kept: KeptIteration) -> Replayed:
         )
         if trained.too_large:
             raise UserError(
-                f"a pack of {pack.num_pairs} pairs does not fit into memory; use a smaller "
-                "--train.pack-size"
+                f"a pack of {number_of(pack.num_pairs, 'pair')} does not fit into memory; use "
+                "a smaller --train.pack-size"
             )
     assert total is not None, "an iteration that was trained has packs"
     gradient, _ = reduce(REPLAY, "reduce", total)

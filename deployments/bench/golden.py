@@ -22,6 +22,7 @@ from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.inputs.shipped import data_folder
+from digen_core.inputs.text import number_of
 from digen_core.strict import Strict
 from digen_core.transport.files import replace_text
 
@@ -122,7 +123,8 @@ def golden_config() -> RunConfig:
 
 def measure(config: RunConfig, console: Console) -> list[float]:
     """Return the mean reward of each iteration of the serial loop."""
-    console.print(f"{config.name}: {config.num_iterations} iterations of the serial loop ...")
+    count = number_of(config.num_iterations, "iteration")
+    console.print(f"{config.name}: {count} of the serial loop ...")
     return [row["reward/mean"] for row in train_serially(config).metrics]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 
 PORTS = (4200, 5000, 8786, 8787)
 
@@ -102,7 +103,8 @@ def down() -> int:
 
     with failures_in_one_line("digen down"):
         ended = end_all(_say)
-    sys.stdout.write(f"{ended} processes ended\n" if ended else "nothing was up in this folder\n")
+    what = f"{number_of(ended, 'process', 'processes')} ended"
+    sys.stdout.write(f"{what if ended else 'nothing was up in this folder'}\n")
     return 0
 
 

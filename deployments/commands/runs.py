@@ -20,7 +20,7 @@ from digen_core.config.load import require_run
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
 from digen_core.inputs.shipped import located
-from digen_core.inputs.text import printable
+from digen_core.inputs.text import number_of, printable
 
 
 def train(*tokens: ConfigTokens, resume: Path | None = None) -> int:
@@ -208,7 +208,7 @@ def cancel(run: str, /, *, runs_dir: Path = Path("runs")) -> int:
     how = "nothing is left to do"
     if ended.state != "finished":
         how = f"resume it with: digen train --resume {quote(str(folder))}"
-    sys.stdout.write(f"{folder.name} ended after {ended.num_done} iterations; {how}\n")
+    sys.stdout.write(f"{folder.name} ended after {number_of(ended.num_done, 'iteration')}; {how}\n")
     return 0
 
 

@@ -11,7 +11,7 @@ from digen_core.config.load import tree_of_run
 from digen_core.config.schedule import SQLITE, database_in, mlflow_of_environment
 from digen_core.errors import UserError
 from digen_core.inputs.addresses import redacted
-from digen_core.inputs.text import printable
+from digen_core.inputs.text import number_of, printable
 
 LOCAL_MLFLOW = f"{SQLITE}runs/mlflow.db"
 
@@ -87,13 +87,14 @@ def sync(run: Path, /, *others: Path, mlflow_uri: str | None = None) -> int:
     code = 0
     for folder in (run, *others):
         sent = send_rest(folder, mlflow_uri)
+        left = number_of(sent.num_left, "entry", "entries")
         if sent.is_busy:
-            text = f"is alive and sends by itself; {sent.num_left} entries are waiting"
+            text = f"is alive and sends by itself; {left} left"
         elif sent.num_left:
-            text = f"{sent.num_left} entries are left: MLflow at {sent.uri} does not take them"
+            text = f"{left} left, which MLflow at {sent.uri} does not take"
             code = 1
         else:
-            text = f"{sent.num_sent} entries sent to {sent.uri}"
+            text = f"{number_of(sent.num_sent, 'entry', 'entries')} sent to {sent.uri}"
         if sent.also:
             text += f"; {' and '.join(sent.also)} told"
         if sent.not_yet:

@@ -12,6 +12,7 @@ from digen_core.checkpoints.adapter import Adapter
 from digen_core.checkpoints.export import save_kept_adapter
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
+from digen_core.inputs.text import number_of
 from digen_core.models.expert_names import PARTS, split
 from digen_core.preflight.hub import is_hub_id
 from digen_core.trace.charts import draw_curves
@@ -77,11 +78,12 @@ def _makes_videos(config: RunConfig) -> bool:
 def _text(name: str, adapter: Adapter, evaluations: Table | None, pictures: Sequence[str]) -> str:
     config = adapter.manifest.config
     model = base_model(config) or f"a {config.model.family} model of the maker's own"
+    count = number_of(adapter.manifest.num_iterations, "iteration")
     lines = [
         f"# {escaped(name)}",
         "",
         f"A LoRA adapter of {code(model)}, trained by reinforcement learning with digen: "
-        f"{code(config.algorithm.type)}, {adapter.manifest.num_iterations} iterations, version "
+        f"{code(config.algorithm.type)}, {count}, version "
         f"{adapter.manifest.version} of the policy.",
         *_section("Use", _use(config, adapter)),
         *_section("Training", _rows(("setting", "value"), _settings(config))),

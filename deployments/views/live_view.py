@@ -21,7 +21,7 @@ from deployments.views.panel import draw_page
 from deployments.views.terminal import Output
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
-from digen_core.inputs.text import printable
+from digen_core.inputs.text import number_of, printable
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views.display import (
     NO_MEANS,
@@ -32,6 +32,7 @@ from tasks.views.display import (
     idle_causes,
     label_of,
     mean_text,
+    samples_text,
     value_text,
 )
 
@@ -72,7 +73,8 @@ class LiveView:
             self._cleanup.enter_context(_logs_above_the_page())
             self._cleanup.enter_context(live)
         else:
-            self._say(f"run {self._run_id}, {self._progress.config.num_iterations} iterations")
+            total = self._progress.config.num_iterations
+            self._say(f"run {self._run_id}, {number_of(total, 'iteration')}")
         return self
 
     def __exit__(
@@ -132,8 +134,7 @@ class LiveView:
             means = (f"{name} {in_ascii(mean_text(report, name))}" for name in report.rewards)
             rewards = ", ".join(means) or NO_MEANS
             self._say(
-                f"evaluation {tag}: version {report.version}, {report.num_samples} samples of "
-                f"{report.num_prompts} prompts: {rewards}"
+                f"evaluation {tag}: version {report.version}, {samples_text(report)}: {rewards}"
             )
 
     def render(self) -> RenderableType:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.views.terminal import plain
-from digen_core.inputs.text import printable
+from digen_core.inputs.text import number_of, printable
 from digen_core.records import EvaluationReport
 from tasks.views.display import (
     Progress,
@@ -125,7 +125,11 @@ def _bar(progress: Progress) -> list[RenderableType]:
     total, left = progress.config.num_iterations, progress.seconds_left
     grid = Table.grid(padding=(0, 2))
     grid.add_row(
-        Text(f"{progress.num_finished} of {total} iterations", style="bold", no_wrap=True),
+        Text(
+            f"{progress.num_finished} of {number_of(total, 'iteration')}",
+            style="bold",
+            no_wrap=True,
+        ),
         ProgressBar(total=total, completed=progress.num_finished, width=BAR_WIDTH),
         f"{duration(progress.elapsed_seconds)} elapsed",
         "" if left is None else f"{duration(left)} left",

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from deployments.views.terminal import plain, terminal
 from digen_core.config.run import RunConfig
+from digen_core.inputs.text import number_of
 from digen_core.reference.replay import KeptIteration, kept_iteration
 from digen_core.transport.kept_inputs import read_inputs
 from tasks.replay import Replayed, replay
@@ -48,7 +49,7 @@ def print_replay(kept: KeptIteration, replayed: Replayed) -> None:
     console = terminal()
     num_pairs = sum(pack.num_pairs for pack in kept.packs)
     number = kept.record.iteration + 1
-    title = f"iteration {number}: version {kept.version} trained on {num_pairs} pairs"
+    title = f"iteration {number}: version {kept.version} trained on {number_of(num_pairs, 'pair')}"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     for heading in ("run", "replay"):

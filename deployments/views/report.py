@@ -17,7 +17,7 @@ from deployments.views.terminal import plain, terminal
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from digen_core.inputs.text import short
+from digen_core.inputs.text import number_of, short
 from digen_core.records import Span
 from digen_core.trace.charts import draw_curves, draw_idle
 from digen_core.trace.gaps import CAUSES, Gap, clip, idle_gaps
@@ -204,8 +204,8 @@ def _page(
 
 def _summary(trace: RunTrace) -> str:
     return (
-        f"{trace.name}: {len(trace.windows)} iterations, {trace.seconds:.1f} s on "
-        f"{len(trace.devices)} devices"
+        f"{trace.name}: {number_of(len(trace.windows), 'iteration')}, {trace.seconds:.1f} s on "
+        f"{number_of(len(trace.devices), 'device')}"
     )
 
 

@@ -7,9 +7,17 @@ from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.checkpoints.suites import Suite
+from digen_core.inputs.text import number_of
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
-from tasks.views.display import NO_MEANS, change_text, mean_text, verdict_in_short, wins_cells
+from tasks.views.display import (
+    NO_MEANS,
+    change_text,
+    mean_text,
+    samples_text,
+    verdict_in_short,
+    wins_cells,
+)
 
 LEGEND = f"±: standard error over the prompts; noise: a change of less than {NOISE:g} of its own"
 LEGEND_OF_WINS = (
@@ -50,8 +58,8 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
             "no iteration made an update: each group's rewards were equal, or a number was missing"
         )
     console.print(
-        f"{report.num_iterations} iterations, {report.after.num_samples} samples of "
-        f"{report.after.num_prompts} prompts per evaluation, {_duration(seconds)} in all, "
+        f"{number_of(report.num_iterations, 'iteration')}, {samples_text(report.after)} per "
+        f"evaluation, {_duration(seconds)} in all, "
         f"{_duration(report.seconds)} of them with the workers started"
     )
     # markup=False: names of runs and folders may hold square brackets.
@@ -68,8 +76,7 @@ def print_evaluation(report: EvaluationReport, console: Console | None = None) -
     """Print the mean of every reward component, and the share of wins over the base model."""
     console = console or terminal()
     table = Table(
-        title=f"version {report.version}: {report.num_samples} samples of "
-        f"{report.num_prompts} prompts",
+        title=f"version {report.version}: {samples_text(report)}",
         title_justify="left",
     )
     table.add_column("reward")
@@ -102,10 +109,7 @@ def print_suite(report: EvaluationReport, suite: Suite, console: Console | None 
         table.add_column(title, justify="right")
         cells.append("" if value is None else f"{factor * value:.{suite.num_decimals}f}")
     table.add_row(*cells)
-    console.print(
-        f"version {report.version}: {report.num_samples} samples of {report.num_prompts} "
-        f"prompts{note}"
-    )
+    console.print(f"version {report.version}: {samples_text(report)}{note}")
     console.print(table)
     _print_kinds(report, suite, console)
 

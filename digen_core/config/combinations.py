@@ -14,6 +14,7 @@ from digen_core.config.rewards import RewardConfig, relative
 from digen_core.config.rollout import RolloutConfig, check_shared_noise, check_solver
 from digen_core.config.schedule import ClusterConfig, ScheduleConfig, TrackingConfig
 from digen_core.config.train import TrainConfig
+from digen_core.inputs.text import number_of
 
 WITH_BARRIER: Final = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
@@ -43,7 +44,8 @@ def check_work(rollout: RolloutConfig) -> None:
     if screening := rollout.screening:
         num_steps = screening.num_steps or rollout.num_steps
         steps += rollout.prompts_per_iteration * screening.candidates * num_steps
-        more = f", and screening.candidates ({screening.candidates}) x {num_steps} steps of each,"
+        of_each = f"{number_of(num_steps, 'step')} of each"
+        more = f", and screening.candidates ({screening.candidates}) x {of_each},"
     if steps > MAX_STEPS_PER_ITERATION:
         raise ValueError(
             f"rollout.prompts_per_iteration ({rollout.prompts_per_iteration}) x "
@@ -89,8 +91,8 @@ def check_named_levels(model: ModelConfig, rollout: RolloutConfig, evaluation_st
     for name, number in steps.items():
         if count and number != count:
             raise ValueError(
-                f"{name} is {number}, but model.sigmas names the noise levels of {count} steps; "
-                f"use {count}, or leave model.sigmas out."
+                f"{name} is {number}, but model.sigmas names the noise levels of "
+                f"{number_of(count, 'step')}; use {count}, or leave model.sigmas out."
             )
 
 

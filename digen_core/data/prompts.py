@@ -20,6 +20,7 @@ from digen_core.data.tables import read_rows
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import listed, shown
 from digen_core.inputs.shipped import located
+from digen_core.inputs.text import number_of
 from digen_core.strict import is_plain
 
 MAX_CHARACTERS: Final = 100_000
@@ -186,7 +187,7 @@ def _held_out(config: RunConfig, prompts: Sequence[Prompt]) -> set[str]:
     if not 0 < count < len(keys):
         raise ConfigError(
             f"prompts.evaluation_fraction is {fraction}, but {config.prompts.train} has only "
-            f"{len(keys)} different prompts; that leaves none for "
+            f"{number_of(len(keys), 'different prompt')}; that leaves none for "
             f"{'evaluation' if not count else 'training'}"
         )
 

@@ -2,6 +2,7 @@
 
 from digen_core.control import protocol as p
 from digen_core.control.protocol import Batch, Event, Fragment, Instruction, Pack
+from digen_core.inputs.text import number_of
 
 
 def named(fragment: Fragment) -> str:
@@ -17,7 +18,7 @@ def batch_named(batch: Batch) -> str:
 
 def pack_named(pack: Pack) -> str:
     """Return the name of a pack, and how large it is."""
-    return f"i{pack.iteration + 1} p{pack.index} ({pack.num_pairs} pairs)"
+    return f"i{pack.iteration + 1} p{pack.index} ({number_of(pack.num_pairs, 'pair')})"
 
 
 def instruction_text(do: Instruction) -> str:  # noqa: C901 - a row for each kind

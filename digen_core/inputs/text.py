@@ -15,3 +15,14 @@ def printable(text: str) -> str:
 def short(value: float, digits: int = 3) -> str:
     """Return a number of 0 or more with so many digits, or all there are before the point."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
+
+
+def number_of(number: int, noun: str, plural: str = "") -> str:
+    """Return how many there are of what, in words: 1 iteration, 2 iterations.
+
+    Args:
+        number: of them.
+        noun: of one.
+        plural: of several, if it is not the noun with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -12,6 +12,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
 
 from digen_core.errors import ConfigError
+from digen_core.inputs.text import number_of
 
 
 def scheduler_sigmas(scheduler: Any, **arguments: Any) -> Tensor:
@@ -88,8 +89,8 @@ def named_sigmas(levels: Sequence[float], num_steps: int) -> Tensor:
     """
     if len(levels) != num_steps:
         raise ConfigError(
-            f"model.sigmas names the noise levels of {len(levels)} steps, but {num_steps} are "
-            "asked for; use as many"
+            f"model.sigmas names the noise levels of {number_of(len(levels), 'step')}, but "
+            f"{num_steps} are asked for; use as many"
         )
     return torch.tensor([*levels, 0.0])
 

@@ -13,6 +13,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.schedule import mixings
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.planning.job import Job, layouts_for
 from digen_core.planning.search import Choice, Fixed, Plan, Value, search, simulate_choice
 from digen_core.sim.closed_forms import FORMULAS, Terms
@@ -128,11 +129,13 @@ def plan_job(job: Job, leeway: Leeway) -> list[JobPlan]:
     """
     fixed = leeway.fixed
     if max(fixed.helpers or 0, fixed.assistants or 0) >= job.devices:
-        raise UserError(f"no split of {job.devices} devices has {fixed}; {LESS_HELP}")
+        raise UserError(f"no split of {number_of(job.devices, 'device')} has {fixed}; {LESS_HELP}")
     possible = [layout for layout in leeway.layouts if splits(job, layout)]
     if not possible:
         known = list(leeway.layouts)
-        raise UserError(f"{job.devices} devices with these roles can do none of {known}")
+        raise UserError(
+            f"{number_of(job.devices, 'device')} with these roles can do none of {known}"
+        )
     placed = list(placements(job, leeway.may_leave_out))
     sized = {
         layout: min(

@@ -17,6 +17,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import shown
+from digen_core.inputs.text import number_of
 from digen_core.planning.profile import load_profile
 from digen_core.preflight.model import check_model
 from digen_core.preflight.network import (
@@ -170,7 +171,7 @@ def _check_enough_prompts(config: RunConfig, train: list[Prompt]) -> None:
     if wanted > len(train):
         raise ConfigError(
             f"rollout.prompts_per_iteration is {wanted}, but {config.prompts.train} has only "
-            f"{len(train)} prompts to train on; use at most {len(train)}"
+            f"{number_of(len(train), 'prompt')} to train on; use at most {len(train)}"
         )
 
 

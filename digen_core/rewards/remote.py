@@ -10,6 +10,7 @@ from torch import Tensor
 
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.data.prompts import Metadata
+from digen_core.inputs.text import number_of
 from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.pixels import as_pixels
 from digen_core.rewards.remote_protocol import (
@@ -89,7 +90,9 @@ class Remote:
         url, count = self._config.url, len(request.prompts)
         body = encode_request(request, self._config.body)
         limit = ANSWER_BYTES + ANSWER_BYTES_PER_SAMPLE * count
-        content = await self._server.ask(client, url, body, limit, f" for {count} samples")
+        content = await self._server.ask(
+            client, url, body, limit, f" for {number_of(count, 'sample')}"
+        )
         try:
             return decode_answer(content, count)
         except ValueError as error:

@@ -31,6 +31,7 @@ from PIL import Image
 
 from digen_core.data.prompts import Metadata
 from digen_core.inputs.reading import load_json
+from digen_core.inputs.text import number_of
 from digen_core.rewards.pixels import as_file
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -126,7 +127,8 @@ def decode_answer(data: bytes, count: int) -> dict[str, list[float]]:
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
             raise ValueError(f"answered {_short(values)} as {name!r}, not a list of numbers")
         if len(values) != count:
-            raise ValueError(f"answered {len(values)} numbers as {name!r} for {count} samples")
+            found, asked = number_of(len(values), "number"), number_of(count, "sample")
+            raise ValueError(f"answered {found} as {name!r} for {asked}")
     try:
         return {str(name): [float(value) for value in values] for name, values in tree.items()}
     except OverflowError as error:

@@ -30,6 +30,7 @@ from digen_core.config.rewards.own import FunctionConfig
 from digen_core.data.prompts import Metadata
 from digen_core.errors import UserError
 from digen_core.inputs.reading import shown
+from digen_core.inputs.text import number_of
 from digen_core.rewards.asked import Asked
 from digen_core.rewards.attempts import (
     PartialError,
@@ -158,7 +159,7 @@ def _score(
         return means
     failed = ~_is_score(means["score"])
     if failure is not None:
-        follows = f"{_CONSEQUENCES[config.on_failure]} these {failed.sum()} samples"
+        follows = f"{_CONSEQUENCES[config.on_failure]} {number_of(int(failed.sum()), 'sample')}"
         note(f"{failure}; {follows if failed.any() else 'all samples have a score without it'}")
     score = np.where(failed, 0.0, means["score"])
     return {"score": score, FAILED: failed.astype(np.float64)}
@@ -265,7 +266,7 @@ def _as_array(label: str, values: object, count: int) -> Array:
     if found.is_complex():
         raise RewardError(f"{label} returned complex numbers; return their real parts or sizes")
     if array.shape != (count,):
-        raise RewardError(f"{label} returned shape {array.shape} for {count} images")
+        raise RewardError(f"{label} returned shape {array.shape} for {number_of(count, 'image')}")
     return array
 
 

@@ -17,6 +17,7 @@ from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload, relative_costs
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
+from digen_core.inputs.text import number_of
 from digen_core.sim.deal import BOTH, deal
 from digen_core.sim.kinds import MANY, DeviceKind, Factor
 from digen_core.sim.problem import MIN_ROLLOUT_SHARE
@@ -171,10 +172,13 @@ class Scenario(Strict):
             )
         for name, kind in self.kinds.items():
             if kind.count % kind.hosts:
-                raise ValueError(f"kinds.{name} has {kind.count} devices on {kind.hosts} hosts")
+                devices = number_of(kind.count, "device")
+                raise ValueError(f"kinds.{name} has {devices} on {kind.hosts} hosts")
         in_kinds = sum(kind.count for kind in self.kinds.values())
         if self.kinds and in_kinds != self.devices:
-            raise ValueError(f"kinds have {in_kinds} devices, but devices is {self.devices}")
+            raise ValueError(
+                f"kinds have {number_of(in_kinds, 'device')}, but devices is {self.devices}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from torch import Tensor
 from digen_core.algorithms.forward_process import ForwardProcess
 from digen_core.algorithms.policy_gradient import PolicyGradient
 from digen_core.config.run import RunConfig
+from digen_core.inputs.text import number_of
 from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS, Transition
 from digen_core.maths.replay import Noised, Replay
 from digen_core.models.policy import Policy
@@ -108,8 +109,8 @@ def pack_loss(
         loss, metrics = _replay_loss(policy, pairs, config, config.algorithm)
     if not torch.isfinite(loss):
         text = (
-            f"the loss of {metrics.num_pairs} pairs is NaN or infinite (largest |log ratio| "
-            f"{metrics.max_log_ratio:g})"
+            f"the loss of {number_of(metrics.num_pairs, 'pair')} is NaN or infinite "
+            f"(largest |log ratio| {metrics.max_log_ratio:g})"
         )
         metrics = replace(metrics, nonfinite=text)
     return pairs.weight * loss / config.pairs_per_update, metrics

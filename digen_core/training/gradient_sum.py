@@ -14,6 +14,7 @@ from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.parts import Part
 from digen_core.gang.sharding import added_rows, held
 from digen_core.gang.stage_parts import gradients_of_all
+from digen_core.inputs.text import number_of
 from digen_core.models.policy import Policy
 from digen_core.models.trainable import trainable_parameters
 from digen_core.training.gradient import PackMetrics, add_metrics, pack_loss, replay_failure
@@ -207,7 +208,7 @@ def pack_gradient(
     _check_replay(metrics, config, gang)
     nonfinite = metrics.nonfinite
     if not (nonfinite or _is_finite(gradient)):
-        nonfinite = f"the gradient of {metrics.num_pairs} pairs is NaN or infinite"
+        nonfinite = f"the gradient of {number_of(metrics.num_pairs, 'pair')} is NaN or infinite"
     if not gang.counts(num_pairs):
         metrics = PackMetrics()
     return PackGradient(gradient, replace(metrics, nonfinite=nonfinite))

@@ -6,6 +6,7 @@ from shlex import quote
 from prefect import get_run_logger
 from prefect.events import emit_event
 
+from digen_core.inputs.text import number_of
 from digen_core.records import IterationRecord
 from digen_core.rollout.sampler import nonfinite_text
 from flows.runtime.context import RunContext
@@ -87,8 +88,8 @@ def notify_of_smaller_packs(run: RunContext, device: str, num_pairs: int) -> Non
         run,
         device,
         "pack-does-not-fit",
-        f"{device} has not enough memory for a pack of {num_pairs} pairs: it trains half as "
-        "many at once from now on. train.gradient_checkpointing = true or a smaller "
+        f"{device} has not enough memory for a pack of {number_of(num_pairs, 'pair')}: it trains "
+        "half as many at once from now on. train.gradient_checkpointing = true or a smaller "
         "train.pack_size avoids that (said once)",
     )
 

@@ -16,6 +16,7 @@ from distributed import Client, Nanny, SpecCluster
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from tasks.cluster import garbage
 from tasks.cluster.calls import LOOK_SECONDS
 from tasks.cluster.gpus import deal_gpus, visible_gpus
@@ -228,8 +229,8 @@ def devices_of(client: Client, *, colocated: bool = False) -> list[Device]:
             for leader in declaring:
                 _require_whole(leader)
             raise UserError(
-                f"no worker of the cluster has the role {role!r} (of {len(workers)} workers); "
-                f"start one with digen worker --role {role}"
+                f"no worker of the cluster has the role {role!r} (of "
+                f"{number_of(len(workers), 'worker')}); start one with digen worker --role {role}"
             )
     if colocated and (single := [device.name for device in devices if len(device.roles) == 1]):
         raise UserError(

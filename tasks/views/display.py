@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from digen_core.config.run import RunConfig
+from digen_core.inputs.text import number_of
 from digen_core.maths.statistics import (
     NOISE_IN_SHORT,
     WITHIN_NOISE,
@@ -166,6 +167,12 @@ def change_between(
     if name not in first or name not in last or None in errors:
         return None
     return unpaired_change(last[name] - first[name], *errors)
+
+
+def samples_text(report: EvaluationReport) -> str:
+    """Return of how much an evaluation is."""
+    samples = number_of(report.num_samples, "sample")
+    return f"{samples} of {number_of(report.num_prompts, 'prompt')}"
 
 
 def mean_text(report: EvaluationReport, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 
 from digen_core.config.rewards import relative
 from digen_core.inputs.addresses import redacted
+from digen_core.inputs.text import number_of
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.views.display import (
     Progress,
@@ -43,7 +44,7 @@ def describe(progress: Progress) -> str:
     phase = progress.phase
     if progress.steps:
         phase += f" ({progress.num_steps} of {progress.steps})"
-    parts = [f"{progress.num_finished} of {total} iterations", phase]
+    parts = [f"{progress.num_finished} of {number_of(total, 'iteration')}", phase]
     parts.append(f"{duration(progress.elapsed_seconds)} elapsed")
     if left is not None and progress.num_finished < total:
         parts.append(f"about {duration(left)} left")

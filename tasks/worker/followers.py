@@ -10,6 +10,7 @@ from typing import Final
 
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from tasks.cluster.gpus import visible_gpus
 from tasks.cluster.listening import asked_of_worker
 from tasks.cluster.spares import MEMBER, MEMBERS
@@ -111,7 +112,7 @@ def gpus_of(environment: Mapping[str, str], size: int) -> list[str]:
         named = environment.get("CUDA_VISIBLE_DEVICES")
         here = f"CUDA_VISIBLE_DEVICES is {named}"
         if named is None:
-            here = f"this host has {len(found)} GPU{'s' * (len(found) > 1)}"
+            here = f"this host has {number_of(len(found), 'GPU')}"
         raise UserError(
             f"{here}, but {size} members of a gang need {size} GPUs; let them see more, use fewer "
             "--members, or start some --ranks on another host"

@@ -32,7 +32,7 @@ def test_a_run_that_is_stopped_early_says_nothing_of_growth(tmp_path, capsys):
     soak.readings["flow", 1][0] = 100.0
     assert not print_soak(soak, terminal())
     said = capsys.readouterr().out
-    assert "1 iterations, 0 workers killed; too few to tell what grows" in said
+    assert "1 iteration, 0 workers killed; too few to tell what grows" in said
 
 
 def test_limits():

@@ -20,7 +20,8 @@ def source() -> str:
     folders = ("deployments", "digen_core", "flows", "tasks")
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
     text = "\n".join(file.read_text() for file in files)
-    return re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
+    text = re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
+    return re.sub(r"\{number_of\((.*?), '([\w ]+)'\)\}", r"{\1} \2s", text)
 
 
 SOURCE = source()

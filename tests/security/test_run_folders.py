@@ -92,7 +92,7 @@ def test_what_is_inside_is_sent(stranger, capsys):
     link(stranger / "notes" / "again.txt", stranger / "notes" / "a.txt")
     tell(stranger, "file", "notes")
     assert run(["sync", str(stranger)]) == 0
-    assert "1 entries sent" in capsys.readouterr().out
+    assert "1 entry sent" in capsys.readouterr().out
     assert everything_in_mlflow(stranger.parent).count("note 1") == 2
 
 

@@ -28,6 +28,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.gang.context_parallel import Plan
 from digen_core.inputs.reading import shown as quoted
+from digen_core.inputs.text import number_of
 from digen_core.models.passes.qwen21 import compute_so
 from digen_core.models.pipeline.conditions import joined_rows
 from digen_core.models.pipeline.latents import with_latent_statistics, without_latent_statistics
@@ -273,8 +274,9 @@ class QwenImage21Policy(PipelinePolicy):
             return sigmas_shifted_by_size(scheduler, num_steps, self.latent_shape[0])
         if len(own) != num_steps:
             raise ConfigError(
-                f"model.path {self.config.path} has noise levels of its own for {len(own)} steps, "
-                f"but is asked for {num_steps}; use {len(own)}, or set model.shift"
+                f"model.path {self.config.path} has noise levels of its own for "
+                f"{number_of(len(own), 'step')}, but is asked for {num_steps}; use "
+                f"{len(own)}, or set model.shift"
             )
         mu = dynamic_shift(scheduler, self.latent_shape[0])
         return scheduler_sigmas(scheduler, sigmas=own, mu=mu)

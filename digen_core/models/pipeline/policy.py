@@ -28,6 +28,7 @@ from digen_core.gang.cutting import run_of
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.stage_files import is_kept_in_float32
 from digen_core.gang.stages import Stage
+from digen_core.inputs.text import number_of
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.experts import transformer_of, transformers_in
 from digen_core.models.image_size import require_multiples
@@ -214,9 +215,10 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
         sigmas = self.sigmas_of_family(num_steps)
         if not (0 < sigmas[0] <= 1 and sigmas[-1] == 0 and bool((sigmas.diff() < 0).all())):
             raise ConfigError(
-                f"the scheduler of model.path {self.config.path} gives {num_steps} steps the noise "
-                f"levels {[round(float(sigma), 5) for sigma in sigmas]}, which do not fall from 1 "
-                "to 0; use more steps, a flow-matching scheduler, or model.shift"
+                f"the scheduler of model.path {self.config.path} gives "
+                f"{number_of(num_steps, 'step')} the noise levels "
+                f"{[round(float(sigma), 5) for sigma in sigmas]}, which do not fall from 1 to 0; "
+                "use more steps, a flow-matching scheduler, or model.shift"
             )
         return sigmas
 

@@ -14,6 +14,7 @@ from digen_core.control.costs import Costs, DeviceCosts, Sent
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
+from digen_core.inputs.text import number_of
 from digen_core.planning.clusters.groups import (
     ROLES,
     Card,
@@ -107,8 +108,8 @@ class Cluster(Strict):
         for group in self.groups:
             if len(group.hosts) > group.count:
                 raise ValueError(
-                    f"devices: kind {group.kind} has {len(group.hosts)} hosts, but {group.count} "
-                    "devices in all"
+                    f"devices: kind {group.kind} has {len(group.hosts)} hosts, but "
+                    f"{number_of(group.count, 'device')} in all"
                 )
         return self
 

@@ -11,6 +11,7 @@ from digen_core.config.rewards.base import PoolName
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.strict import AtMost, Strict
 
 ROLES: dict[str, frozenset[Role]] = {
@@ -152,8 +153,7 @@ class DeviceGroup(WorkerGroup):
     @model_validator(mode="after")
     def _check_gang(self) -> Self:
         if not self.holds_gangs(self.members):
-            num_hosts = len(self.hosts)
-            where = f" on {num_hosts} hosts" if self.hosts else ""
+            where = f" on {number_of(len(self.hosts), 'host')}" if self.hosts else ""
             spread = f", on {self.gang_hosts} hosts each" if self.gang_hosts > 1 else ""
             raise ValueError(
                 f"devices: {self.count} of kind {self.kind}{where} are no whole gangs of "

@@ -191,7 +191,7 @@ def test_two_gangs_may_be_on_the_same_hosts(tmp_path):
         ("gang_hosts = 2", "", "8 of kind card on 4 hosts are no whole gangs of 4"),
         ("gang_hosts = 2", "gang_hosts = 3", "on 4 hosts are no whole gangs of 4, on 3 hosts each"),
         ("gang = 4", "", "8 of kind card on 4 hosts are no whole gangs of 1, on 2 hosts each"),
-        ('"a", "b", "c", "d"', '"a"', "card on 1 hosts are no whole gangs of 4, on 2 hosts each"),
+        ('"a", "b", "c", "d"', '"a"', "card on 1 host are no whole gangs of 4, on 2 hosts each"),
         ("gang_hosts = 2", "gang_hosts = 0", "devices.0.gang_hosts: must be greater than or equal"),
     ],
 )

@@ -66,13 +66,13 @@ def test_while_a_fragment_is_scored_and_a_group_trained(it):
     it.handle(p.AdvantagesComputed(0, (0,)))
     now = now_of(it)
     assert devices(now)["rollout-0"] == (("score i1 g1 f0",), "")
-    assert devices(now)["trainer-0"] == (("train i1 p0 (1 pairs) at v0",), "")
+    assert devices(now)["trainer-0"] == (("train i1 p0 (1 pair) at v0",), "")
     assert now.iterations[0].lacks == (
         "fragments under way: i1 g1 f1 on rollout-1",
         "fragments that are scored: i1 g1 f0 on rollout-0",
         "groups without advantages: g1",
         "pairs that wait for a device: 6",
-        "packs under way: i1 p0 (1 pairs) on trainer-0, i1 p1 (1 pairs) on trainer-0",
+        "packs under way: i1 p0 (1 pair) on trainer-0, i1 p1 (1 pair) on trainer-0",
         "the update",
     )
 

@@ -190,7 +190,7 @@ def test_noise_levels_that_a_config_names_are_kept(tiny_families, family):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide")
 def test_a_schedule_that_is_none_is_refused(policies):
     # diffusers stretches Qwen-Image's single sigma by 0 / 0
-    with pytest.raises(UserError, match=r"gives 1 steps the noise levels \[nan, 0.0\], which do"):
+    with pytest.raises(UserError, match=r"gives 1 step the noise levels \[nan, 0.0\], which do"):
         policies["qwen_image"].sigmas(1)
 
 

@@ -362,7 +362,7 @@ def test_a_refused_sample_is_neutral_and_leaves_the_others_their_scores(server, 
     assert found["failed"].tolist() == [0, 0, 0, 1, 0]
     assert found["score"].tolist() == [0.75, 0.75, 0.75, 0, 0.75]
     assert len(server.requests) == 5
-    assert "at least 64 x 64 is wanted; it is neutral for these 1 samples" in caplog.text
+    assert "at least 64 x 64 is wanted; it is neutral for 1 sample" in caplog.text
     server.answers = [picky] * 5
     with pytest.raises(RewardError, match=r"'judge' failed: http.*answered 400: the image is 40 x"):
         score(server.url)

@@ -97,7 +97,7 @@ def test_metrics_tell_of_failures_and_average_what_is_known():
 def test_a_failure_is_logged_and_only_after_the_last_attempt(caplog):
     with caplog.at_level(logging.WARNING, "digen_core.rewards.scoring"):
         columns_of(OSError("down"), max_attempts=2, backoff_seconds=0)
-    assert "raised OSError: down (attempt 2 of 2); it is neutral for these 6 samples" in caplog.text
+    assert "raised OSError: down (attempt 2 of 2); it is neutral for 6 samples" in caplog.text
 
 
 def test_a_failure_of_some_samples_leaves_the_others_their_scores(caplog):
@@ -106,7 +106,7 @@ def test_a_failure_of_some_samples_leaves_the_others_their_scores(caplog):
         found = columns_of(error, max_attempts=3, backoff_seconds=0)
     assert found["flaky/failed"].tolist() == [0, 1, 0, 0, 1, 0]
     assert found["flaky/score"].tolist() == [1, 0, 3, 5, 0, 7]
-    assert "failed: 2 of them are too dark; it is neutral for these 2 samples" in caplog.text
+    assert "failed: 2 of them are too dark; it is neutral for 2 samples" in caplog.text
 
 
 def test_a_wrong_number_of_values_is_a_failure_of_all():
