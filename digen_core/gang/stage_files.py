@@ -5,7 +5,7 @@ So neither the device nor the host ever holds more than the stage.
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate import init_empty_weights
@@ -19,6 +19,9 @@ from digen_core.errors import ConfigError
 from digen_core.gang.cutting import cut
 from digen_core.gang.members import Gang
 from digen_core.inputs.reading import read_json_object
+from digen_core.inputs.weight_files import named_as, variant_of
+
+_NAMES: Final = (SAFE_WEIGHTS_INDEX_NAME, SAFETENSORS_WEIGHTS_NAME)
 
 
 def load_stage(
@@ -27,7 +30,7 @@ def load_stage(
     """Return this member's stage of a transformer, as `from_pretrained` loads the whole.
 
     Args:
-        folder: of the transformer, as diffusers saves it.
+        folder: of the transformer in that of its pipeline, as diffusers saves them.
         family: of the model.
         gang: whose member this process is.
         dtype: of the parameters.
@@ -87,11 +90,13 @@ def is_kept_in_float32(transformer: Any, name: str) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    variant = variant_of(folder.parent)  # if this part has weights of it
+    if not any((folder / named_as(name, variant)).is_file() for name in _NAMES):
+        variant = None
+    index, file = (folder / named_as(name, variant) for name in _NAMES)
     if index.is_file():
         weight_map: Any = read_json_object(index, "the model's")["weight_map"]
         return sorted({folder / str(name) for name in weight_map.values()})
-    file = folder / SAFETENSORS_WEIGHTS_NAME
     if not file.is_file():
         raise ConfigError(
             f"parameters are to be read by name, but {folder} has no {file.name}; save the "

@@ -1,11 +1,60 @@
-"""Safetensors files, as far as their heads tell: no numbers are read, and no torch is needed."""
+"""Files of weights, as far as names and heads tell: no numbers are read, and no torch is needed."""
 
+import re
 from pathlib import Path
+from typing import Final
 
 from safetensors import SafetensorError, safe_open
 
 from digen_core.errors import ConfigError
-from digen_core.inputs.reading import require_file
+from digen_core.inputs.reading import read_json_object, require_file
+
+_WEIGHTS: Final = re.compile(
+    r"(?:diffusion_pytorch_model|pytorch_model|model)(?:\.(\w+))?(?:-\d+-of-\d+)?"
+    r"\.(?:safetensors|bin)"
+)
+"""Files of weights as diffusers and transformers name them: of a variant, if one is in the name."""
+
+
+def variant_of(folder: Path) -> str | None:
+    """Return the variant, such as fp16, of which a pipeline's weights are to be loaded.
+
+    As ``from_pretrained`` does with that ``variant``, every part is, save for those that have none
+    of it. None: all parts have plain weights, or the folder is no pipeline's.
+
+    Raises:
+        ConfigError: the parts without plain weights have no variant in common, or several.
+    """
+    if not (folder / "model_index.json").is_file():
+        return None
+    found = {part.name: _variants_in(part) for part in _parts_of(folder) if part.is_dir()}
+    lacking = {name: own for name, own in found.items() if own and "" not in own}
+    common = set.intersection(*lacking.values()) if lacking else {None}
+    if len(common) != 1:
+        named = sorted(set().union(*lacking.values()))
+        raise ConfigError(
+            f"{folder} has no plain weights of {', '.join(lacking)}, but those of the variants "
+            f"{', '.join(named)}; keep one variant, which all of them have"
+        )
+    return common.pop()
+
+
+def _parts_of(folder: Path) -> list[Path]:
+    index = read_json_object(folder / "model_index.json", "the model's")
+    named = {name for name, own in index.items() if isinstance(own, list) and None not in own}
+    return [folder / name for name in sorted(named) if name.isidentifier()]
+
+
+def _variants_in(part: Path) -> set[str]:
+    """Return the variants of a part's weights; "" stands for plain ones."""
+    found = (_WEIGHTS.fullmatch(file.name) for file in part.iterdir())
+    return {match[1] or "" for match in found if match}
+
+
+def named_as(file: str, variant: str | None) -> str:
+    """Return how a file of weights, or the index of several, is called in a variant."""
+    stem, _, ending = file.rpartition(".")
+    return file if variant is None else f"{stem}.{variant}.{ending}"
 
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:

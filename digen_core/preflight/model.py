@@ -20,7 +20,7 @@ from digen_core.inputs.reading import (
     require_file,
     shown,
 )
-from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder
+from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder, variant_of
 from digen_core.models.compiler import require_compiler
 from digen_core.models.expert_names import PARTS, check_experts, lone_expert
 from digen_core.models.image_size import check_local_size, read_settings
@@ -86,9 +86,11 @@ def check_model_folder(model: ModelConfig) -> None:
         )
     index: Any = read_json(index_file, "the model's index")
     model.require_pipeline(index)
+    variant = variant_of(folder)
     for name, component in index.items():
         if isinstance(component, list) and None not in component:
             _check_part(folder, name, has_words=_OF_BYTES not in component)
+            _check_weights(folder / name, variant)
     has_two = index.get("boundary_ratio") is not None
     if has_two and None in index.get(PARTS["low"], [None]):
         raise ConfigError(lone_expert(model.path))
@@ -136,8 +138,6 @@ def _check_part(folder: Path, name: str, *, has_words: bool) -> None:
     for file in (folder / name).glob("*.model"):
         _check_pieces(file)
     shapes_in_folder(folder / name)
-    for index in (folder / name).glob("*.safetensors.index.json"):
-        _check_shards(index)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -158,6 +158,13 @@ def _check_pieces(file: Path) -> None:
         raise ConfigError(
             f"{file} is no whole SentencePiece vocabulary; copy or download it again"
         ) from error
+
+
+def _check_weights(part: Path, variant: str | None) -> None:
+    """Check that a part has all files of its weights: those of a variant, if it has any of it."""
+    ending = f".{variant}" if variant and any(part.glob(f"*.{variant}*")) else ""
+    for index in part.glob(f"*.safetensors.index{ending}.json"):
+        _check_shards(index)
 
 
 def _check_shards(index: Path) -> None:

@@ -22,6 +22,7 @@ from mlflow.types.schema import Array, ColSpec
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.run import RunConfig
+from digen_core.inputs.weight_files import variant_of
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.families import adapter_of
 from digen_core.transport.files import folder_written_whole
@@ -77,6 +78,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         # None: the one that its index names, which of a model of two pipelines is the plain one.
         "pipeline": family.editors[0] if model.source_image and family.edits_if else None,
         "revision": model.revision,
+        "variant": variant_of(Path(model.source)),
         "dtypes": {part: str(dtype).removeprefix("torch.") for part, dtype in dtypes.items()},
         "device": None,
         "is_lora": config.train.lora is not None,

@@ -125,6 +125,7 @@ class TrainedPipeline:
         pipeline = getattr(diffusers, config["pipeline"] or "DiffusionPipeline").from_pretrained(
             config["base_model"],
             revision=config["revision"],
+            variant=config["variant"],
             dtype=dtypes,
             **parts,
         )

@@ -220,6 +220,18 @@ def test_named_noise_levels_go_with_the_model(family, tiny_families, tmp_path):
     assert (pixels_of(found) != pixels_of(other)).any()
 
 
+def test_a_model_in_a_variant_is_loaded_as_the_plain_one(tiny_families, tmp_path):
+    trained(tiny_families["sd3"], "sd3", tmp_path / "lora")
+    stock(tiny_families["sd3"]).save_pretrained(tmp_path / "fp16", variant="fp16")
+    found, expected = (
+        packaged(str(folder), "sd3", tmp_path / "lora", tmp_path / name).predict(
+            {"prompt": PROMPTS}, params={"seed": 5}
+        )
+        for name, folder in (("a", tmp_path / "fp16"), ("b", tiny_families["sd3"]))
+    )
+    assert found == expected
+
+
 def test_an_editor_is_given_several_images(tiny_families, tmp_path):
     path, size = tiny_families["flux2"], {"height": 64, "width": 80}
     trained(path, "flux2", tmp_path / "lora", source_image=True, **size)

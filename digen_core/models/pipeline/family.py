@@ -16,6 +16,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError
 from digen_core.gang.members import Gang
 from digen_core.gang.stage_files import load_stage
+from digen_core.inputs.weight_files import variant_of
 from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.adapters import fold_adapters
 from digen_core.models.expert_names import parts_in
@@ -67,6 +68,7 @@ class FamilyPipeline(ABC):
         pipeline = kind.from_pretrained(
             config.source,
             revision=config.revision,
+            variant=variant_of(Path(config.source)),
             dtype=cls.dtypes(dtype),
             **left_out,
         )
