@@ -86,7 +86,7 @@ def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
 
 app = App(
     name="digen",
-    default_parameter=Parameter(converter=_converted),
+    default_parameter=Parameter(converter=_converted, negative_iterable=()),  # no --empty-names
     help="Reinforcement-learning post-training of diffusion and flow-matching models.",
     version=_version,
     help_format="plaintext",
@@ -159,6 +159,39 @@ bench.command(training.pictures)
 bench.command(training.golden)
 for _group in (_pretrain, _config, _cluster, bench):
     app.command(_group)
+
+
+def _reflowed(text: str) -> str:
+    """Return a docstring with each paragraph, or argument, in one line, which a terminal breaks."""
+    lines: list[str] = []
+    indent = -1  # of arguments; -1: they have not begun
+    for line in text.splitlines():
+        words, depth = line.strip(), len(line) - len(line.lstrip())
+        if indent < 0:
+            goes_on = bool(lines and lines[-1].strip()) and "Example: " not in lines[-1] + line
+        else:
+            indent = indent or depth
+            goes_on = depth > indent
+        if words.endswith(":") and words[:-1].isalpha():  # Args:
+            indent, goes_on = 0, False
+        if words and goes_on:
+            lines[-1] += f" {words}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _reflow(commands: App) -> None:
+    """Have the help of commands fill the terminal's width, whatever that is."""
+    for name in commands:
+        if name.startswith("-"):  # --help and --version
+            continue
+        if function := commands[name].default_command:
+            function.__doc__ = _reflowed(function.__doc__ or "")
+        _reflow(commands[name])
+
+
+_reflow(app)
 app.register_install_completion_command(
     help="Let the shell complete commands and options (bash, zsh, fish, PowerShell), and exit.",
 )

@@ -174,6 +174,18 @@ def test_help_shows_an_example(arguments, capsys):
     assert arguments in ("", "--help") or f"Example: digen {arguments[:-7]}" in out
 
 
+def test_help_fills_the_width_and_has_no_options_that_empty_lists(capsys):
+    assert run(["cancel", "--help"]) == 0
+    whole = "Prefect is told,\nwhose address PREFECT_API_URL has to name.\n"  # 80 columns
+    assert whole in capsys.readouterr().out
+    assert run(["make-tiny", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "tiny, to see that something works; medium, 10 to 50 million parameters" in out
+    for command in ("up", "init"):
+        assert run([command, "--help"]) == 0
+        assert "--empty" not in capsys.readouterr().out
+
+
 def test_version(capsys):
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.strip()
