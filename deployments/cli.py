@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError, convert
 
 from deployments.bench import training
 from deployments.bench.commands import bench
@@ -204,6 +204,9 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     try:
         code = _call(arguments)
+    except UnusedCliTokensError as error:
+        first = (error.unused_tokens or [""])[0]
+        return _fail(f"unexpected argument {shown(first)}; --help shows what it takes", 2)
     except UnknownKeyError as error:
         return _fail(_option_like(arguments, error.key) or error, 2)
     except (UserError, CycloptsError) as error:
@@ -227,6 +230,7 @@ OTHER_WORDS = {
     "runs": "digen ls",
     "configs": "digen recipes",
     "new": "digen init FILE",
+    "help": "digen --help",
 }
 """What other programs call a command -> what does it here."""
 

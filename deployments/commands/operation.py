@@ -1,10 +1,11 @@
 """Commands that run servers and workers: up, down, status and worker."""
 
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 
@@ -12,6 +13,8 @@ from digen_core.errors import UserError
 from digen_core.inputs.text import number_of
 
 PORTS = (4200, 5000, 8786, 8787)
+
+HOSTS: Final = "use 0.0.0.0, or an IPv4 address or name of this host"
 
 
 def up(
@@ -59,7 +62,13 @@ def up(
     if any(not 0 < port < 65536 for port in ports):
         raise UserError(f"--ports are {' '.join(map(str, ports))}; use 1 to 65535")
     if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
-        raise UserError(f"--host is {host!r}; use 0.0.0.0, or an IPv4 address or name of this host")
+        raise UserError(f"--host is {host!r}; {HOSTS}")
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        why = error.strerror
+        raise UserError(f"--host is {host}, where this cannot listen ({why}); {HOSTS}") from error
     for extra in names or []:
         if not re.fullmatch(r"[A-Za-z0-9.:-]+", extra):
             raise UserError(f"--names has {extra!r}; give names of hosts, without scheme or port")

@@ -78,6 +78,12 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("pretrain shape", 'Did you mean "shapes"?'),
         ("up --host ::1", "--host is '::1'; use 0.0.0.0, or an IPv4 address or name of this host"),
         ("up --host http://h", "--host is 'http://h'; use 0.0.0.0, or an IPv4 address or name"),
+        ("up --host no.invalid", "--host is no.invalid, where this cannot listen ("),
+        ("up --host 192.0.2.1", "--host is 192.0.2.1, where this cannot listen (Cannot assign"),
+        (f"up --host {'a' * 64}", "where this cannot listen ("),
+        ("ls runs more", "unexpected argument 'more'; --help shows what it takes"),
+        ("status more", "unexpected argument 'more'; --help shows what it takes"),
+        ("help", "there is no command help; use: digen --help"),
         ("--verion", 'Unknown command "--verion"'),
     ],
 )
