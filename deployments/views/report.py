@@ -5,15 +5,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
-from typing import Literal
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table as Grid
 
 from deployments.views.report_rewards import evaluation_table, reward_curves
 from deployments.views.summary import LEGEND
-from deployments.views.terminal import plain, terminal
+from deployments.views.terminal import borderless, plain, terminal
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
@@ -152,10 +150,12 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 def _print(console: Console, table: Table, title: str, numbers: Collection[int]) -> None:
     """Print a table, the columns of numbers to the right."""
-    grid = Grid(title=plain(title), title_justify="left")
+    grid = borderless(plain(title), gap=1)  # 80 columns
     for place, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "right" if place in numbers else "left"
-        grid.add_column(plain(column), justify=justify, overflow="fold")  # nothing is cut
+        if place in numbers:
+            grid.add_column(plain(column), justify="right", no_wrap=True)
+        else:
+            grid.add_column(plain(column), overflow="ellipsis" if place else "fold")
     for row in table.rows:
         grid.add_row(*map(plain, row))
     console.print(grid)

@@ -16,7 +16,7 @@ from digen_core.maths.statistics import standard_error
 from digen_core.records import EvaluationReport
 from digen_core.trace.page import Table
 from digen_core.transport.samples import read_samples
-from tasks.views.display import change_text, mean_text, verdict, wins_cells
+from tasks.views.display import change_text, mean_text, verdict_in_short, wins_cells
 
 Curves = dict[str, dict[int, float]]
 """Name -> number of the iteration, from 1 -> value."""
@@ -130,4 +130,4 @@ def _row(first: EvaluationReport, last: EvaluationReport, name: str) -> list[str
     change = last.change_since(first, name)
     before = "" if change is None else mean_text(first, name)
     cells = [name, before, mean_text(last, name), change_text(change)]
-    return [*cells, *wins_cells(last, name), verdict(change)]
+    return [*cells, *wins_cells(last, name), verdict_in_short(change)]

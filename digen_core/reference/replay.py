@@ -127,9 +127,11 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     found = advantages_of(config, columns, keys, history, nonfinite=nonfinite)
     segments = read_segments(run_dir, iteration)
     if not segments:
+        kept = config.tracking.keep_trajectories
         raise UserError(
-            f"{run_dir} keeps no trajectories of iteration {iteration + 1}; set "
-            "tracking.keep_trajectories before the run"
+            f"{run_dir} keeps no trajectories of iteration {iteration + 1}, as "
+            f"tracking.keep_trajectories, of the newest iterations, was {kept}; set it to more, or "
+            "to all, before a run"
         )
     trained = {
         group: found.chosen.get(group, tuple(range(len(values))))

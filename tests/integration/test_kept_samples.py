@@ -136,7 +136,10 @@ def test_a_replay_with_other_settings_is_told_apart(trained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("1", "keeps no trajectories of iteration 1; set tracking.keep_trajectories"),
+        (
+            "1",
+            "keeps no trajectories of iteration 1, as tracking.keep_trajectories, of the newest ",
+        ),
         ("7", "has finished no iteration 7; it has 1 to 3"),
         ("2 --rollout.num-steps 4", "rollout.num_steps cannot be changed in a replay"),
         ("2 --train.lora.rank 8", "train.lora.rank cannot be changed in a replay"),

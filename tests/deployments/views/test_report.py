@@ -10,7 +10,7 @@ from deployments.cli import run
 from deployments.views.report import shown_iterations
 from deployments.views.report_rewards import reward_curves
 from digen_core.config.run import RunConfig
-from digen_core.records import SampleRow
+from digen_core.records import EvaluationReport, SampleRow
 from digen_core.trace.spans import write_devices, write_spans
 from digen_core.trace.windows import Window
 from digen_core.transport.samples import write_samples
@@ -63,7 +63,7 @@ def test_a_report_has_all_its_parts(run_dir, capsys):
 
 def test_the_idle_table_adds_up_to_all_device_time(run_dir, capsys):
     run(["report", str(run_dir)])
-    rows = re.findall(r"│ (\w+) +│ +([\d.]+) │ +([\d.]+)% │", capsys.readouterr().out)
+    rows = re.findall(r"(?m)^(\w+) +([\d.]+) +([\d.]+)% ", capsys.readouterr().out)
     seconds = {name: float(value) for name, value, _ in rows}
     windows = 3 * sum(
         max(s.ended for s in own) - min(s.queued for s in own)
@@ -87,6 +87,25 @@ def test_in_a_narrow_terminal_nothing_is_cut(run_dir, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "orchestra" in out
     assert "…" not in out
+
+
+def test_evaluations_fit_80_columns_unbroken(run_dir, capsys):
+    (run_dir / "evaluation").mkdir()
+    for tag, version in (("before", 0), ("after", 2)):
+        report = EvaluationReport(
+            version=version,
+            num_prompts=2,
+            num_samples=2,
+            rewards={"shapes/relation": 0.5},
+            by_prompt={"shapes/relation": [0.25, 0.75]},
+            prompts_hash="a",
+        )
+        (run_dir / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
+    assert run(["report", str(run_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.startswith("shapes/relation "))
+    assert line.split()[1:] == [*("0.500 ± 0.250 " * 2 + "+0.000 ± 0.000 noise").split()]
+    assert len(line) <= 80
 
 
 def test_a_prediction_is_judged(run_dir, capsys):
