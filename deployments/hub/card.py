@@ -8,6 +8,7 @@ from typing import Any, Final
 from huggingface_hub import ModelCard, ModelCardData
 
 from deployments.views.report_rewards import evaluation_table, reward_curves
+from deployments.views.summary import LEGEND
 from digen_core.checkpoints.adapter import Adapter
 from digen_core.checkpoints.export import save_kept_adapter
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES
@@ -22,6 +23,7 @@ from tasks.views.markdown import cell, code, escaped
 
 CARD: Final = "README.md"
 GRIDS: Final = ("before", "after")
+HELD_OUT: Final = f"Held-out prompts, mean over the samples. {LEGEND}."
 LICENCE: Final = (
     "*To be filled in by whoever publishes this: the licences of the base model, of the reward "
     "models and of the prompts bear on it. The key is `license` at the top of this file.*"
@@ -77,20 +79,22 @@ def _makes_videos(config: RunConfig) -> bool:
 
 def _text(name: str, adapter: Adapter, evaluations: Table | None, pictures: Sequence[str]) -> str:
     config = adapter.manifest.config
-    model = base_model(config) or f"a {config.model.family} model of the maker's own"
+    base = base_model(config)
+    model = code(base) if base else f"a {code(config.model.family)} model of the maker's own"
     count = number_of(adapter.manifest.num_iterations, "iteration")
     lines = [
         f"# {escaped(name)}",
         "",
-        f"A LoRA adapter of {code(model)}, trained by reinforcement learning with digen: "
+        f"A LoRA adapter of {model}, trained by reinforcement learning with digen: "
         f"{code(config.algorithm.type)}, {count}, version "
         f"{adapter.manifest.version} of the policy.",
         *_section("Use", _use(config, adapter)),
         *_section("Training", _rows(("setting", "value"), _settings(config))),
     ]
     if evaluations is not None:
-        legend = "Held-out prompts; mean over the samples ± standard error over the prompts."
-        lines += _section("Evaluation", [legend, "", *_rows(evaluations.columns, evaluations.rows)])
+        lines += _section(
+            "Evaluation", [HELD_OUT, "", *_rows(evaluations.columns, evaluations.rows)]
+        )
     if "rewards" in pictures:
         lines += _section("Rewards", ["![rewards of training](rewards.png)"])
     grids = [f"![samples {grid} training]({grid}.png)" for grid in GRIDS if grid in pictures]

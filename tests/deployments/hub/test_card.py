@@ -77,6 +77,8 @@ def test_what_the_card_says_loads_the_adapter(model, call, tiny_families, tmp_pa
     assert card.data.pipeline_tag.endswith(
         "video" if family_of(model) in VIDEO_FAMILIES else "image"
     )
+    family = family_of(model)
+    assert f"A LoRA adapter of a `{family}` model of the maker's own, trained by" in card.text
     text = lines_of(card)
     assert f"pipeline.{call}(" in text
     with_base = re.sub(r"from_pretrained\(.*\)", f"from_pretrained({tiny_families[model]!r})", text)
