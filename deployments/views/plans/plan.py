@@ -95,11 +95,11 @@ def aim_of(objective: Objective, within: float | None) -> Aim:
         UserError: the share is none, or says nothing as the fastest plan is asked for.
     """
     if within is not None and not 0 <= within < inf:
-        raise UserError(f"within is {within}; use a share of 0 or more, such as 0.03 for 3%")
+        raise UserError(f"--within is {within}; use a share of 0 or more, such as 0.03 for 3%")
     if within is not None and objective == "seconds":
         raise UserError(
-            f"within is {within}: how much slower than the fastest the best plan may be; give the "
-            "objective money or energy with it"
+            f"--within is {within}: how much slower than the fastest the best plan may be; give "
+            "--objective money or energy with it"
         )
     return Aim(objective, within)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from deployments.errors import RunStoppedError
 from deployments.operation.prefect_server import PrefectApi
 from deployments.views.live_view import LiveView
-from deployments.views.panel import draw_page, share_lines
+from deployments.views.panel import LABEL_WIDTH, draw_page, share_lines
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.maths.statistics import error_of
@@ -60,6 +60,10 @@ def page_of(view: LiveView) -> str:
 def line_with(page: str, text: str) -> str:
     (line,) = [line for line in page.splitlines() if text in line]
     return line
+
+
+def test_no_label_is_cut():
+    assert max(len(label) for label, _ in HEADLINES.values()) <= LABEL_WIDTH
 
 
 def test_the_page_before_the_first_iteration():
