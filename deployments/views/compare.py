@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 
-from deployments.views.terminal import borderless, plain
+from deployments.views.terminal import FOLDED, borderless, plain
 from digen_core.config.checkpoint import EVALUATION
 from digen_core.errors import UserError
 from digen_core.inputs.text import printable
@@ -21,7 +22,7 @@ from digen_core.trace.charts import MARKERS, NUM_LOOKS, draw_band, look_of, verb
 from digen_core.trace.page import png_of
 from digen_core.transport.files import replace_bytes
 from tasks.tracking.history import RunData
-from tasks.views.display import sparkline, verdict, wins_text
+from tasks.views.display import sparkline, verdict_in_short, wins_text
 
 MISSING: Final = "-"
 SHOWN: Final = ("evaluation/", WINS, "reward/", "train/", "throughput/", "time/iteration_seconds")
@@ -100,15 +101,30 @@ def print_comparison(runs: Sequence[RunData], names: Sequence[str], console: Con
     if not names:
         console.print("metrics: none yet; no iteration of these runs is over")
         return
-    table = _table("metrics: last value and curve", runs, justify="right")
-    if len(runs) == 2:
-        table.add_column("difference", justify="right")
-        table.add_column("")
-    for name in names:
-        table.add_row(*map(plain, (name, *_cells(name, runs))))
-    console.print(table)
+    console.print(_metrics_table(runs, names, console.width))
     if len(runs) == 2 and (wins := _wins(runs[0], runs[1], names)):
         console.print(_wins_table(runs, wins))
+
+
+def _metrics_table(runs: Sequence[RunData], names: Sequence[str], width: int) -> Table:
+    """Return the last value of each metric in each run, whole; above it its curve if need be."""
+    rows = [_cells(name, runs, " ") for name in names]
+    needed = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    if max(map(len, names)) + sum(needed) + len(needed) + 1 > width:
+        rows = [_cells(name, runs, "\n") for name in names]
+    room = (width - max(map(len, names)) - sum(needed[len(runs) :])) // len(runs) - 2
+    table = borderless("metrics: last value and curve", gap=1)  # 80 columns
+    table.add_column("", overflow="fold")
+    for place, run in enumerate(runs):
+        most = max(len(line) for row in rows for line in row[place].splitlines())
+        heading = "\n".join(wrap(printable(run.name), max(most, room, FOLDED)))
+        table.add_column(plain(heading), justify="right", no_wrap=True)
+    if len(runs) == 2:
+        table.add_column("difference", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(*map(plain, (name, *row)))
+    return table
 
 
 def _print_differing(
@@ -150,28 +166,28 @@ def _wins_table(runs: Sequence[RunData], rows: Mapping[str, Wins]) -> Table:
     return table
 
 
-def _table(title: str, runs: Sequence[RunData], justify: str = "left") -> Table:
+def _table(title: str, runs: Sequence[RunData]) -> Table:
     table = borderless(title)
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(plain(run.name), justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(plain(run.name), overflow="fold")
     return table
 
 
-def _cells(name: str, runs: Sequence[RunData]) -> list[str]:
-    cells = [_cell(name, run) for run in runs]
+def _cells(name: str, runs: Sequence[RunData], between: str) -> list[str]:
+    cells = [_cell(name, run, between) for run in runs]
     if len(runs) == 2:
         change = change_of(runs[0], runs[1], name)
         cells.append(with_error(f"{change.value:+.4g}", change.error, ".2g") if change else MISSING)
-        cells.append(verdict(change))
+        cells.append(verdict_in_short(change))
     return cells
 
 
-def _cell(name: str, run: RunData) -> str:
+def _cell(name: str, run: RunData, between: str) -> str:
     values = [value for _, value in run.metrics.get(name, [])]
     if not values:
         return MISSING
-    curve = f"{sparkline(values, SPARK_WIDTH)} " if len(values) > 2 else ""
+    curve = f"{sparkline(values, SPARK_WIDTH)}{between}" if len(values) > 2 else ""
     return curve + with_error(f"{values[-1]:.4g}", last_error(run, name), ".2g")
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from deployments.cli import run
 from deployments.views.compare import change_of, draw_curves, print_comparison
 from digen_core.config.run import RunConfig
-from digen_core.maths.statistics import Change
+from digen_core.maths.statistics import Change, error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from support.small_disk import small_disk
 from tasks.tracking import Tracker
@@ -97,6 +97,22 @@ def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, c
     out = capsys.readouterr().out
     assert "environment: not known of slow\n" in out
     assert "torch" not in out
+
+
+def test_values_stay_whole_in_80_columns_with_curves_above_them(capsys):
+    name = "evaluation/shapes/relation"
+    metrics = {
+        name: [(n, 0.8119) for n in range(1, 17)],
+        error_of(name): [(n, 0.025) for n in range(1, 17)],
+    }
+    runs = [RunData(f"run-{n}", {}, {"a": "b"}, metrics, None) for n in (1, 2)]
+    print_comparison(runs, [name], Console(width=80))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "0.8119 ± 0.025 0.8119 ± 0.025" in lines
+    assert any(line.endswith("+0 ± 0.035 noise") for line in lines)
+    print_comparison(runs, [name], Console(width=160))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.endswith("0.8119 ± 0.025 +0 ± 0.035 noise") for line in lines)
 
 
 def test_no_two_curves_of_many_runs_look_alike():
