@@ -269,9 +269,8 @@ def _option_like(arguments: Sequence[str], key: str) -> str | None:
     path, apps, _ = app.parse_commands(list(arguments))
     if not path:
         return None
-    options = [
-        name for argument in apps[-1].assemble_argument_collection() for name in argument.names
-    ]
+    collection = apps[-1].assemble_argument_collection(default_parameter=app.default_parameter)
+    options = [name for argument in collection for name in argument.names]
     typed = "--" + key.replace("_", "-")
     near = get_close_matches(typed, [o for o in options if o.startswith("--")], 1, 0.8)
     return f"unknown option {typed}; did you mean {near[0]}?" if near else None

@@ -238,6 +238,8 @@ def size(
     """
     if not 1 <= gang <= MOST_MEMBERS or (gang > 1 and not memory):
         raise UserError(f"--gang is {gang}; use 1 to {MOST_MEMBERS}, with --memory")
+    if as_json and markdown:
+        raise UserError("--json and --markdown are two forms of the table; give one of them")
     named = parse_arguments(tokens).path
     if blocks or dag is not None:
         if memory or not named:

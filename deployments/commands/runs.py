@@ -163,25 +163,34 @@ def replay(
     return 0
 
 
-def pause(run: Path, /, *, off: Annotated[bool, Parameter(negative="")] = False) -> int:
+def pause(
+    run: str,
+    /,
+    *,
+    off: Annotated[bool, Parameter(negative="")] = False,
+    runs_dir: Path = Path("runs"),
+) -> int:
     """Let a run finish the iterations that have begun, and wait; it keeps its workers.
 
     Example: digen pause runs/shapes-20260101-120000
     Example: digen pause runs/shapes-20260101-120000 --off
 
     Args:
-        run: Folder of a run that is being trained.
+        run: Name or folder of a run that is being trained.
         off: Let it continue.
+        runs_dir: Folder of the runs.
     """
     from digen_core.checkpoints.manifest import read_lineage
+    from digen_core.checkpoints.run_state import find_run
 
-    lineage = read_lineage(run)
+    folder = find_run(run, runs_dir)
+    lineage = read_lineage(folder)
     if lineage is None or not lineage.flow_run_ids:
-        raise UserError(f"{run} is no run that is being trained; give one such as runs/NAME")
+        raise UserError(f"{folder} is no run that is being trained; give one such as runs/NAME")
 
     from deployments import local
 
-    local.pause_run(run, lineage.flow_run_ids[-1], off)
+    local.pause_run(folder, lineage.flow_run_ids[-1], off)
     sys.stdout.write("it goes on\n" if off else "it pauses when its iteration is over\n")
     return 0
 

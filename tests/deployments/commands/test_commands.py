@@ -1,6 +1,7 @@
 """What the commands print, and what they do with mistakes and failures."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from deployments.errors import RunFailedError
 from deployments.local import failures_in_one_line
 from deployments.views.summary import print_run
 from digen_core.checkpoints.judging import Judging
+from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
 from digen_core.preflight.model import explain_load_error
 from digen_core.records import EvaluationReport, RunReport
@@ -35,6 +37,8 @@ def test_the_unspoilt_job_runs(job, local, capsys):
         ("bench overhead job.toml --iterations 0", "--iterations is 0; use 1 or more"),
         ("bench overhead job.toml --iterations x", "Invalid value for --iterations"),
         ("bench packs", "which config? For example: digen bench packs"),
+        ("size shapes --json --markdown", "--json and --markdown are two forms of the table; give"),
+        ("pause no-such-run", "runs/no-such-run"),
         ("bench packs job.toml --rounds 0", "--rounds is 0; use 1 or more"),
         ("bench learning", "which config? For example: digen bench learning"),
         ("bench learning job.toml --layout tps", "there is no layout tps"),
@@ -117,6 +121,22 @@ def test_a_failure_says_what_was_noted_with_it():
     line = "^the run failed: ValueError: odd; go on with: x$"
     with pytest.raises(RunFailedError, match=line), failures_in_one_line():
         raise error
+
+
+def test_a_run_is_paused_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    own = dict.fromkeys(("mlflow_run_id", "prompts_hash", "evaluation_prompts_hash"), "")
+    lineage = Lineage(run_id="mine", flow_run_ids=("first", "last"), **own)
+    (folder / "lineage.json").write_text(lineage.model_dump_json())
+    told = []
+    monkeypatch.setattr("deployments.local.pause_run", lambda *of: told.append(of))
+    monkeypatch.chdir(tmp_path)
+    assert run(["pause", "mine"]) == 0
+    assert run(["pause", "runs/mine", "--off"]) == 0
+    assert told == [(Path("runs/mine"), "last", False), (Path("runs/mine"), "last", True)]
+    assert "it goes on" in capsys.readouterr().out
 
 
 def test_a_summary_says_if_nothing_was_learnt_and_how_long_it_took():

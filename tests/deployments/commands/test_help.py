@@ -27,7 +27,7 @@ def test_a_typo_in_any_command_gets_a_suggestion(name, capsys):
 
 def own_options():
     for name, found in COMMANDS.items():
-        for argument in found.assemble_argument_collection():
+        for argument in found.assemble_argument_collection(default_parameter=app.default_parameter):
             for option in argument.names:
                 if re.fullmatch("--[a-z-]{4,}", option) and not option.startswith("--no-"):
                     yield name, option
