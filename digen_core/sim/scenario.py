@@ -38,8 +38,7 @@ TIMES = (
     "helper_out",
 )
 
-MOST_BYTES: Final = 1e18
-"""Of anything, and in a second: with more, predictions would not be finite."""
+MOST_BYTES: Final = 1e18  # of anything, and in a second: with more, predictions are not finite
 
 _STEPS: Final = AtMost(1000, "models are trained with 1000 noise levels")
 
@@ -218,8 +217,8 @@ class Scenario(Strict):
 
     @model_validator(mode="after")
     def _check_bytes(self) -> Self:
-        numbers = [("bytes_per_second", link.bytes_per_second) for link in self.links]
-        for name, number in (*numbers, *((f"sent.{name}", own) for name, own in self.sent if own)):
+        speeds = [("bytes_per_second", link.bytes_per_second) for link in self.links]
+        for name, number in (*speeds, *((f"sent.{name}", own) for name, own in self.sent if own)):
             if not 1 <= number <= MOST_BYTES:
                 raise ValueError(f"{name} is {number:g}; use 1 to {MOST_BYTES:g}")
         return self

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -180,6 +181,7 @@ class Unguided:
     """Stands for a policy of which nothing is computed."""
 
     num_passes = 1
+    transformer = nn.Module()
 
     def in_training(self):
         return self
