@@ -135,25 +135,10 @@ class Experts(nn.Module):
         for expert in self.trained.values():
             expert.add_adapter(adapter, name)
 
-    def set_adapter(self, name: str) -> None:
-        """Make an adapter the active one."""
-        for expert in self.trained.values():
-            expert.set_adapter(name)
-
     def active_adapters(self) -> list[str]:
         """Return the active adapters of either that is trained."""
         found: list[str] = next(iter(self.trained.values())).active_adapters()
         return found
-
-    def disable_adapters(self) -> None:
-        """Compute without adapters."""
-        for expert in self.trained.values():
-            expert.disable_adapters()
-
-    def enable_adapters(self) -> None:
-        """Compute with them again."""
-        for expert in self.trained.values():
-            expert.enable_adapters()
 
 
 def transformer_of(pipeline: Any, config: ModelConfig) -> Any:

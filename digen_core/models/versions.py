@@ -23,6 +23,7 @@ from digen_core.models.trainable import (
     copy_weights,
     trainable_parameters,
     trained_parameters,
+    use_adapter,
 )
 from digen_core.transport.arrays import Weights
 
@@ -154,6 +155,7 @@ class AdapterVersions(PolicyVersions[Adapter]):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self._policy = policy
+        self._first = self._in_use = Adapter(FIRST_ADAPTER, self._parameters)
         self._free: list[Adapter] = []
 
     @property
@@ -171,16 +173,21 @@ class AdapterVersions(PolicyVersions[Adapter]):
         name = f"version_{len(self._kept)}"  # all that were attached before are in use
         self._active = None  # peft makes a new adapter the active one
         attach_adapter(self._policy, self._transformer.peft_config[FIRST_ADAPTER], name)
-        return Adapter(name, trainable_parameters(self._policy))
+        self._in_use = Adapter(name, trainable_parameters(self._policy))
+        return self._in_use
 
     def _use(self, kept: Adapter) -> None:
-        self._transformer.set_adapter(kept.name)
+        for parameters, is_trained in ((self._in_use.parameters, False), (kept.parameters, True)):
+            for parameter in parameters.values():
+                parameter.requires_grad_(is_trained)
+        use_adapter(self._policy, kept.name)
+        self._in_use = kept
 
     def _release(self, kept: Adapter) -> None:
         self._free.append(kept)
 
     def _set_aside(self) -> None:
-        self._transformer.set_adapter(FIRST_ADAPTER)
+        self._use(self._first)
 
 
 class WholeVersions(PolicyVersions[Weights]):

@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline
+from peft.tuners.lora import LoraLayer
 
 from digen_core.algorithms.flow_grpo import FlowGrpo
 from digen_core.checkpoints.export import save_adapter
 from digen_core.config.run import RunConfig
-from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
+from digen_core.models import versions
+from digen_core.models.trainable import (
+    FIRST_ADAPTER,
+    reference_weights,
+    set_weights,
+    trainable_parameters,
+)
 from digen_core.models.versions import versions_of
 from digen_core.training import gradient_sum
 from digen_core.training.gradient_sum import pack_gradient
@@ -194,13 +201,35 @@ def test_the_reference_is_the_base_model_whichever_version_is_active(tiny_flux, 
         assert_equal(weights_in(policy), weights_of(policy, version))
 
 
-def test_nobody_looks_through_the_model_to_turn_adapters_off(tiny_flux, monkeypatch):
+def test_nobody_looks_through_the_model_to_turn_adapters_off_or_to_switch(tiny_flux, monkeypatch):
     policy, store = holding(tiny_flux, [3, 4])
-    store.activate(3)
-    for look in ("modules", "named_modules"):
-        monkeypatch.delattr(torch.nn.Module, look)
-    with reference_weights(policy) as reference:
-        assert reference.transformer is policy.transformer
+    with monkeypatch.context() as patched:
+        for look in ("modules", "named_modules"):
+            patched.delattr(torch.nn.Module, look)
+        for version in (4, 3):
+            store.activate(version)
+        with reference_weights(policy) as reference:
+            assert reference.transformer is policy.transformer
+    assert_equal(weights_in(policy), weights_of(policy, 3))
+
+
+def test_versions_are_switched_as_peft_does(tiny_flux):
+    def state():
+        layers = [own for own in policy.transformer.modules() if isinstance(own, LoraLayer)]
+        trained = {n: own.requires_grad for n, own in policy.transformer.named_parameters()}
+        return [layer.active_adapters for layer in layers], trained
+
+    policy, store = holding(tiny_flux, [3, 4])
+    names = {3: "version_0", 4: "version_1"}
+    for version in (3, 4, 3):
+        store.activate(version)
+        found = state()
+        policy.transformer.set_adapter(names[version])
+        assert found == state()
+    with store.temporary(weights_of(policy, 5)):
+        found = state()
+        policy.transformer.set_adapter(FIRST_ADAPTER)
+        assert found == state()
 
 
 # --- what is held -----------------------------------------------------------------------------
@@ -268,7 +297,7 @@ def test_adapters_of_dropped_versions_are_used_again(tiny_flux):
 def test_an_active_version_is_not_switched_to_again(tiny_flux, monkeypatch):
     policy, store = holding(tiny_flux, [0, 1])
     store.activate(0)
-    monkeypatch.setattr(policy.transformer, "set_adapter", None)
+    monkeypatch.setattr(versions, "use_adapter", None)
     store.activate(0)
     with pytest.raises(TypeError):
         store.activate(1)
