@@ -40,10 +40,20 @@ aten = torch.ops.aten
 _CROSSING = {aten.copy_.default, aten._to_copy.default}
 _INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default}
 """Operators that GPUs, too, take with indices of the CPU."""
+_READING = {aten._local_scalar_dense.default, aten.is_nonzero.default, aten.nonzero.default}
+"""Operators of which the host has to know what the device computed."""
 _LAZY = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default: aten.neg.default}
 """Views that are computed late on the CPU, and what computes them at once."""
 _MAKERS = {torch.tensor, torch.as_tensor, torch.asarray}
 """What makes tensors of Python's numbers, past what a mode sees."""
+
+
+_listening: list[list[str]] = []
+
+
+def _tell(what: str) -> None:
+    for told in _listening:
+        told.append(what)
 
 
 class MixedDevicesError(RuntimeError):
@@ -76,6 +86,7 @@ class _Second(torch.Tensor):
         return f"{NAME}({self.detach().own})"  # type: ignore[attr-defined]
 
     def tolist(self) -> Any:
+        _tell("read")
         return self.detach().own.tolist()  # type: ignore[attr-defined]
 
 
@@ -92,8 +103,12 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if are_mixed and func not in _CROSSING | _INDEXING:
         raise MixedDevicesError(f"{func} of {[(str(t.device), *t.shape) for t in tensors]}")
     stays = bool(there)
+    if there and func in _READING:
+        _tell("read")
     if kwargs.get("device") is not None:
         stays = torch.device(kwargs["device"]).type == NAME
+        if func in _CROSSING and stays != bool(there):
+            _tell("sent" if stays else "read")
         kwargs = {**kwargs, "device": torch.device("cpu")}
     own_args, own_kwargs = trees.tree_map_only(_Second, lambda t: t.own, (args, kwargs))
     result = _LAZY.get(func, func)(*own_args, **own_kwargs)
@@ -129,6 +144,17 @@ class _Makers(TorchFunctionMode):
             lists = [torch.tensor(part) if isinstance(part, list) else part for part in index]
             return func(args[0], tuple(lists))
         return func(*args, **kwargs)
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Yield a list of what the host waits for in the body: numbers are "read" or "sent"."""
+    found: list[str] = []
+    _listening.append(found)
+    try:
+        yield found
+    finally:
+        _listening.remove(found)
 
 
 @contextmanager

@@ -94,13 +94,9 @@ class FluxPolicy(PipelinePolicy):
         """Return the velocities [B, tokens, channels]."""
         embeds = condition["prompt_embeds"].to(self.dtype)
         shown = self.with_source(x, condition)
-        places = FluxPipeline._prepare_latent_image_ids(
-            len(x), self._rows, self._columns, self.device, self.dtype
-        )
-        if shown.shape[1] > x.shape[1]:
-            beside = places.clone()
-            beside[:, 0] = 1
-            places = torch.cat([places, beside])
+        # made on the device, as the pipeline's are not: it computes on while it is told
+        axes = shown.shape[1] // x.shape[1], self._rows, self._columns
+        places = torch.cartesian_prod(*(torch.arange(n, device=self.device) for n in axes))
         guidance = None
         if self.transformer.config.guidance_embeds:
             guidance = self.embedded_guidance(sigma)
@@ -111,7 +107,7 @@ class FluxPolicy(PipelinePolicy):
             pooled_projections=condition["pooled"].to(self.dtype),
             encoder_hidden_states=embeds,
             txt_ids=torch.zeros(embeds.shape[1], 3, device=self.device, dtype=self.dtype),
-            img_ids=places,
+            img_ids=places.to(self.dtype),
             return_dict=False,
         )[0]
         return velocity[:, : x.shape[1]]

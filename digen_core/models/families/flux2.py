@@ -34,6 +34,7 @@ from digen_core.models.tiny.sizes import LATENT_CHANNELS, VAE_CHANNELS, Transfor
 
 _PIPELINES: Final = {kind.__name__: kind for kind in (Flux2KleinPipeline, Flux2Pipeline)}
 _STREAMS_OF_TEXT: Final = 3  # layers of the text encoder whose states are put side by side
+_BETWEEN_IMAGES: Final = 10  # in time, as the pipeline places those that it is shown
 _TINY_WIDTH: Final = 16  # of its text encoder, which has many layers
 
 
@@ -163,21 +164,28 @@ class Flux2Policy(PipelinePolicy):
         guidance = None
         if not self._is_klein:
             guidance = self.embedded_guidance(sigma)
-        grid = torch.empty(1, 0, self._rows, self._columns)
-        shown, places = self.with_source(x, condition), Flux2Pipeline._prepare_latent_ids(grid)
-        if num_images := shown.shape[1] // x.shape[1] - 1:
-            beside = Flux2Pipeline._prepare_image_ids([grid] * num_images)
-            places = torch.cat([places, beside], dim=1)
+        shown = self.with_source(x, condition)
+        end = _BETWEEN_IMAGES * (shown.shape[1] // x.shape[1])
         velocity: Tensor = self.transformer(
             hidden_states=shown,
             timestep=sigma,
             guidance=guidance,
             encoder_hidden_states=embeds,
-            txt_ids=Flux2Pipeline._prepare_text_ids(embeds[:1]).to(self.device),
-            img_ids=places.to(self.device),
+            txt_ids=self._places(range(1), range(1), range(1), range(embeds.shape[1])),
+            img_ids=self._places(
+                range(0, end, _BETWEEN_IMAGES), range(self._rows), range(self._columns), range(1)
+            ),
             return_dict=False,
         )[0]
         return velocity[:, : x.shape[1]]
+
+    def _places(self, *axes: range) -> Tensor:
+        """Return the places [1, tokens, 4] of tokens, which differ in time, row, column or text.
+
+        They are made on the device, as the pipeline's are not: it computes on while it is told.
+        """
+        own = (torch.arange(i.start, i.stop, i.step, device=self.device) for i in axes)
+        return torch.cartesian_prod(*own)[None]
 
     def unpacked(self, x: Tensor) -> Tensor:
         """Return latents [B, z, h, w] at their own scale, that of the VAE's batch norm."""

@@ -295,7 +295,7 @@ def test_adapters_of_dropped_versions_are_used_again(tiny_flux):
 
 
 def test_an_active_version_is_not_switched_to_again(tiny_flux, monkeypatch):
-    policy, store = holding(tiny_flux, [0, 1])
+    _, store = holding(tiny_flux, [0, 1])
     store.activate(0)
     monkeypatch.setattr(versions, "use_adapter", None)
     store.activate(0)
