@@ -19,6 +19,8 @@ bounds in its scale. Rejected pairs stay in the loss's denominator, so the gradi
 share.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def correction_weights(
     low: float = 0.0,
     high: float,
 ) -> Tensor:
-    """Return [B] factors of each pair's loss, without gradient.
+    """Return [B] factors of each pair's loss, without gradient; NaN where a log-ratio is no number.
 
     Args:
         proximal_logprob: [B] log-probs of steps, recomputed.
@@ -44,35 +46,34 @@ def correction_weights(
         high: largest accepted ratio.
 
     Raises:
-        ValueError: if a log-ratio is not finite, shapes do not match, or bounds are not positive.
+        ValueError: if shapes do not match, or bounds are not positive.
     """
     if not 0 <= low < high:
         raise ValueError(f"bounds must be 0 <= low < high, got low {low} and high {high}")
-    ratio = _ratio(proximal_logprob.detach(), behaviour_logprob.detach())
+    log_ratio = _log_ratio(proximal_logprob.detach(), behaviour_logprob.detach())
+    ratio = log_ratio.exp()
     accepted = (ratio >= low) & (ratio <= high)
     match mode:
         case "recompute":
-            return torch.ones_like(ratio)
+            factors = torch.ones_like(ratio)
         case "truncate":
-            return ratio.clamp(max=high)
+            factors = ratio.clamp(max=high)
         case "icepop":
-            return torch.where(accepted, ratio, 0.0)
+            factors = torch.where(accepted, ratio, 0.0)
         case "reject":
-            return accepted.to(ratio.dtype)
+            factors = accepted.to(ratio.dtype)
         case _:
             raise ValueError(
                 f"mode ({mode!r}) must be 'recompute', 'truncate', 'icepop' or 'reject'"
             )
+    return torch.where(log_ratio.isfinite(), factors, math.nan)
 
 
-def _ratio(proximal_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
+def _log_ratio(proximal_logprob: Tensor, behaviour_logprob: Tensor) -> Tensor:
     if proximal_logprob.ndim != 1 or proximal_logprob.shape != behaviour_logprob.shape:
         raise ValueError(
             f"proximal_logprob {list(proximal_logprob.shape)} and behaviour_logprob "
             f"{list(behaviour_logprob.shape)} must have one shape [B]"
         )
     dtype = float32_at_least(proximal_logprob, behaviour_logprob)
-    log_ratio = proximal_logprob.to(dtype) - behaviour_logprob.to(dtype)
-    if not bool(log_ratio.isfinite().all()):
-        raise ValueError("a log-ratio of proximal and behaviour policy is not finite")
-    return log_ratio.exp()
+    return proximal_logprob.to(dtype) - behaviour_logprob.to(dtype)

@@ -26,7 +26,8 @@ times the noise level. (``longcat_sde`` is the remedy.)
 
 Axes: B trajectories, then one or more latent axes ([B, C, H, W] images, [B, C, F, H, W] videos,
 [B, tokens, channels] packed). The maths is float32, or float64 where the latents are; half
-precision is converted on entry. Checking values costs one device-to-host read per call.
+precision is converted on entry. Values are checked where `is_refuted` looks at them: noise levels
+that are numbers of Python's always are.
 """
 
 import math
@@ -36,7 +37,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from digen_core.maths.tensors import float32_at_least, per_trajectory, require_noise
+from digen_core.maths.tensors import (
+    float32_at_least,
+    is_refuted,
+    per_trajectory,
+    require_noise,
+)
 
 LONGCAT_MAX_STD = 0.45
 _PURE_NOISE_ABOVE = 1 - 1e-6
@@ -196,8 +202,9 @@ def cps_logprob(x_next: Tensor, transition: Transition) -> Tensor:
     Raises:
         ValueError: if a step is deterministic: this number would be finite but meaningless.
     """
-    deviation, _ = _deviation(x_next, transition)
-    return -(deviation**2).flatten(1).mean(1)
+    deviation, std = _deviation(x_next, transition)
+    meaningful = (std > 0).flatten()  # where nobody looked at it
+    return torch.where(meaningful, -(deviation**2).flatten(1).mean(1), math.nan)
 
 
 TRANSITIONS: dict[str, TransitionFn] = {
@@ -263,15 +270,15 @@ def _checked(
         raise ValueError(f"noise_level ({noise_level}) must not be negative")
     dtype = float32_at_least(x, velocity)
     x, velocity = x.to(dtype), velocity.to(dtype)
-    sigma, sigma_next = per_trajectory(sigma, x), per_trajectory(sigma_next, x)
+    spread = per_trajectory(sigma, x), per_trajectory(sigma_next, x)
+    here, after = (torch.as_tensor(level, dtype=dtype) for level in (sigma, sigma_next))
     # 1 + 1e-6 lets a rounded 1 pass, but no timestep of 0..1000
-    valid = (sigma > 0) & (sigma <= 1 + 1e-6) & (sigma_next >= 0) & (sigma_next <= sigma)
-    if not bool(valid.all()):
+    if is_refuted((here > 0) & (here <= 1 + 1e-6) & (after >= 0) & (after <= here)):
         raise ValueError(
             f"a step must go from sigma in (0, 1] down to sigma_next in [0, sigma], got "
-            f"{sigma.flatten().tolist()} to {sigma_next.flatten().tolist()}"
+            f"{here.tolist()} to {after.tolist()}"
         )
-    return x, velocity, sigma, sigma_next
+    return x, velocity, *spread
 
 
 def _deviation(x_next: Tensor, transition: Transition) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ an empty tuple of axes); the paper's are per trajectory, and so are these.
 from torch import Tensor
 
 from digen_core.maths.grpo import SurrogateLoss, approximate_kl, clipped_surrogate
-from digen_core.maths.tensors import float32_at_least
+from digen_core.maths.tensors import float32_at_least, is_refuted
 
 
 def guarded_surrogate(
@@ -54,7 +54,7 @@ def guarded_surrogate(
             f"bias {list(bias.shape)}, std {list(std.shape)} and step_size {list(step_size.shape)} "
             "must hold one number per pair, [B]"
         )
-    if not bool((step_size > 0).all()):
+    if is_refuted(step_size > 0):
         raise ValueError(f"step_size ({step_size.min().item()}) must be positive")
     dtype = float32_at_least(logprob, behaviour_logprob)
     log_ratio = logprob.to(dtype) - behaviour_logprob.detach().to(dtype)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from digen_core.maths.flow_sde import odds_root
+from digen_core.maths.tensors import is_refuted
 
 
 class StepWeights(NamedTuple):
@@ -43,7 +44,7 @@ def step_weights(sigma: Tensor, sigma_next: Tensor, *, sigma_max: float) -> Step
         ValueError: if a step has no length.
     """
     step_size = sigma - sigma_next
-    if not bool((step_size > 0).all()):
+    if is_refuted(step_size > 0):
         raise ValueError(f"sigma_next {sigma_next.tolist()} must be below sigma {sigma.tolist()}")
     policy = odds_root(sigma, sigma_max) / torch.sqrt(step_size)
     return StepWeights(policy, policy**2)

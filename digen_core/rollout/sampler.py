@@ -4,7 +4,7 @@ Axes: n samples of the batch; a latent is [n, ...] of any rank.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from digen_core.maths.flow_sde import LOGPROBS, TRANSITIONS
 from digen_core.maths.kl import scaled_kl
 from digen_core.models.policy import Condition, Policy
 from digen_core.models.schedules import with_tail
-from digen_core.rollout.nonfinite import nonfinite_rows, with_zeros
+from digen_core.rollout.nonfinite import Finite
 from digen_core.rollout.references import ReferenceUse
 from digen_core.rollout.rows import Rows
 from digen_core.rollout.steps import steps_of_iteration
@@ -123,7 +123,10 @@ def denoise(
     reference: ReferenceUse | None = None,
     zeroed: bool = False,
 ) -> Iterator[DenoisedStep]:
-    """Run some denoising steps of some samples, yielding each as it is done.
+    """Run some denoising steps of some samples, yielding each once the next one is launched.
+
+    Nothing of a step is read before: a device that is waited for between two steps waits in turn
+    for what is launched then.
 
     Args:
         policy: the version that generates the whole trajectory.
@@ -142,22 +145,23 @@ def denoise(
     Raises:
         FloatingPointError: a latent, log-prob or divergence is NaN or infinite; not if ``zeroed``.
     """
-    condition, sigma_max = policy.without_padding(condition), float(sigmas[1])
+    condition, levels = policy.without_padding(condition), sigmas.cpu()
+    sigmas, waiting = sigmas.to(x.device), None
     for step in steps:
         noise_level = config.noise_level if step in noisy_steps else 0.0
-        sigma, sigma_next = (sigmas[i].to(x.device).expand(len(x)) for i in (step, step + 1))
+        sigma = sigmas[step].expand(len(x))
         lead = partial(
             TRANSITIONS[config.transition],
             x,
-            sigma=sigma,
-            sigma_next=sigma_next,
+            sigma=float(levels[step]),
+            sigma_next=float(levels[step + 1]),
             noise_level=noise_level,
-            sigma_max=sigma_max,
+            sigma_max=float(levels[1]),
         )
         with policy.sampling(config.precision):
             velocity = policy.velocity(x, sigma, condition)
-        # drawn while a GPU computes velocities, for which the transition waits
-        noise = _noise(policy, rows, seed, step, noise_level)
+        # drawn while a GPU computes velocities
+        noise = _noise(rows, seed, step, x) if noise_level else None
         transition = lead(velocity=velocity)
         predicted = None if config.solver == "euler" else predicted_clean(x, velocity, sigma)
         kl = base = None
@@ -171,35 +175,52 @@ def denoise(
                 kl = scaled_kl(*means, transition.std, size, scaling=reference.scaling)
         x_next = transition.mean
         if noise is not None:
-            x_next = x_next + transition.std * noise.to(x.device, x.dtype)
+            x_next = x_next + transition.std * noise
         elif predicted is not None and solves(config, step, noisy_steps):
-            x_next = solved(x_next, predicted, clean, sigmas, step)
+            x_next = solved(x_next, predicted, clean, levels, step)
         x_next = rounded(x_next, config.storage)
         logprob = LOGPROBS[config.transition](x_next, transition) if noise_level else None
-        found = nonfinite_rows(
+        finite = Finite.of(
             {"latent": x_next, "log-prob": logprob, "KL": kl, "reference velocity": base}
         )
-        if found:
-            place = f"step {step} (sigma {float(sigmas[step]):.4f})"
-            found = {row: f"{what} at {place}" for row, what in found.items()}
-            if not zeroed:
-                raise FloatingPointError(nonfinite_text(*next(iter(rows.named(found).items()))))
-            x_next = with_zeros(x_next, found)
-            logprob, kl, base, predicted = (
-                None if own is None else with_zeros(own, found)
-                for own in (logprob, kl, base, predicted)
-            )
+        x_next, (logprob, kl, base, predicted) = (
+            finite.zeroed(x_next),
+            (None if own is None else finite.zeroed(own) for own in (logprob, kl, base, predicted)),
+        )
         keeps = reference is not None and reference.kept
         kept = {step: base} if keeps and base is not None else {}
-        yield DenoisedStep(step, x, x_next, logprob, kl, found, predicted, references=kept)
+        if waiting is not None:
+            yield _named(*waiting, rows, levels, zeroed=zeroed)
+        waiting = DenoisedStep(step, x, x_next, logprob, kl, {}, predicted, references=kept), finite
         x, clean = x_next, predicted
+    if waiting is not None:
+        yield _named(*waiting, rows, levels, zeroed=zeroed)
 
 
-def _noise(policy: Policy, rows: Rows, seed: int, step: int, level: float) -> Tensor | None:
-    """Draw the noise [n, ...] that a step adds; None: it adds none."""
-    if not level:
-        return None
-    return rows.noise(policy.latent_shape, seed=seed, purpose=NOISE, step=step + 1)
+def _noise(rows: Rows, seed: int, step: int, x: Tensor) -> Tensor:
+    """Draw the noise [n, ...] that a step adds to latents.
+
+    A GPU copies it when it has computed what was launched before; the host does not wait for that.
+    """
+    drawn = rows.noise(x.shape[1:], seed=seed, purpose=NOISE, step=step + 1).to(x.dtype)
+    if x.device.type == "cuda":
+        return drawn.pin_memory().to(x.device, non_blocking=True)
+    return drawn.to(x.device)
+
+
+def _named(
+    done: DenoisedStep, finite: Finite, rows: Rows, levels: Tensor, *, zeroed: bool
+) -> DenoisedStep:
+    """Return a step with what became NaN or infinite in it, which is 0 in it; it waits for it.
+
+    Raises:
+        FloatingPointError: something did; not if ``zeroed``.
+    """
+    place = f"step {done.step} (sigma {float(levels[done.step]):.4f})"
+    found = {row: f"{what} at {place}" for row, what in finite.nonfinite().items()}
+    if found and not zeroed:
+        raise FloatingPointError(nonfinite_text(*next(iter(rows.named(found).items()))))
+    return replace(done, nonfinite=found)
 
 
 def nonfinite_text(group: tuple[int, int], found: Mapping[int, str]) -> str:

@@ -9,7 +9,7 @@ import torch
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
 from digen_core.data.prompts import Prompt, SizedPrompt
-from digen_core.rollout import sampler
+from digen_core.rollout.nonfinite import Finite
 from digen_core.rollout.sampling import Sampling
 from digen_core.transport.kept_inputs import read_inputs
 from digen_core.transport.segment import Segment
@@ -203,14 +203,15 @@ def test_of_a_batch_that_does_not_fit_rows_of_several_groups_are_taken(
 def test_what_is_nan_is_kept_from_its_own_step(tiny_families, batches, monkeypatch):
     """Of two groups one becomes NaN at step 1, another at step 3 of the same task."""
     it = batches("flux", tiny_families["flux"], **{"numerics.samples": "drop"})
-    nonfinite_rows, calls = sampler.nonfinite_rows, []
+    of, calls = Finite.of, []
 
     def at_two_steps(values):
         calls.append(values)
-        found = {2: {0: "latent"}, 4: {5: "latent"}}.get(len(calls), {})
-        return {**nonfinite_rows(values), **found}
+        found = of(values)
+        found.table[{2: [0], 4: [5]}.get(len(calls), []), 0] = False
+        return found
 
-    monkeypatch.setattr(sampler, "nonfinite_rows", at_two_steps)
+    monkeypatch.setattr(Finite, "of", at_two_steps)
     _, facts = it.denoise(it.fragments)
     assert [own.nonfinite.keys() for own in facts.sampled] == [{0}, set(), {1}]
     kept = {

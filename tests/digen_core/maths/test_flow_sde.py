@@ -24,6 +24,7 @@ from digen_core.maths.flow_sde import (
     longcat_transition,
     transition_logprob,
 )
+from support.second_device import second_device
 
 NAMES = sorted(TRANSITIONS)
 SHAPES = [(3, 5), (3, 6, 8), (3, 4, 8, 8), (3, 2, 3, 4, 5)]
@@ -363,6 +364,24 @@ def test_one_bad_std_is_enough(logprob, std: float):
     step = Transition(torch.zeros(2, 3), torch.tensor([[1.0], [std]]))
     with pytest.raises(ValueError, match="is not positive"):
         logprob(torch.zeros(2, 3), step)
+
+
+@pytest.mark.parametrize("logprob", [transition_logprob, cps_logprob])
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan])
+def test_a_bad_std_that_is_not_looked_at_makes_no_number(logprob, std: float):
+    """What an accelerator has is not read."""
+    with second_device() as device:
+        mean, both = torch.zeros(2, 3, device=device), torch.tensor([[1.0], [std]]).to(device)
+        found = logprob(mean, Transition(mean, both)).cpu()
+    assert found.isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_levels_of_the_host_are_looked_at_whatever_the_device(name: str):
+    with second_device() as device:
+        x = torch.zeros(2, 3, device=device)
+        with pytest.raises(ValueError, match="from sigma in"):
+            TRANSITIONS[name](x, x, 0.5, 0.6, noise_level=0.7, sigma_max=0.98)
 
 
 @pytest.mark.parametrize("logprob", [transition_logprob, cps_logprob])

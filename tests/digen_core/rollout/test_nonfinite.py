@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from digen_core.rollout.nonfinite import nonfinite_rows, watched, with_zeros
+from digen_core.rollout.nonfinite import Finite, nonfinite_rows, watched, with_zeros
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 
@@ -21,6 +21,10 @@ def test_rows_are_named_with_the_first_value_that_is_bad(value, dtype):
     found = nonfinite_rows({"latent": x, "log-prob": logprob, "KL": None})
     assert found == {1: "latent", 3: "log-prob"}
     zeroed = with_zeros(x, found)
+    for value in (x, logprob):
+        known = Finite.of({"latent": x, "log-prob": logprob}).zeroed(value)
+        assert torch.equal(known, with_zeros(value, found))
+        assert known.dtype == value.dtype
     assert zeroed[[1, 3]].count_nonzero() == 0
     assert torch.equal(zeroed[[0, 2]], x[[0, 2]])
 
