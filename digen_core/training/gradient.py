@@ -6,8 +6,9 @@ the whole update, fixed in advance: packs of any size, in any order, add up to t
 Where trajectories have unequal numbers of steps, a pair weighs more the fewer of them are trained.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from math import isfinite, nan, sqrt
 
@@ -86,9 +87,12 @@ class PackMetrics:
         return self.own_log_ratios / self.num_own if self.num_own else None
 
 
-def pack_loss(
-    policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig
-) -> tuple[Tensor, PackMetrics]:
+Read = Callable[[], PackMetrics]
+"""Gives the metrics of a loss. It waits for the device: to be called when the backward pass is
+launched, or the device would wait for that in turn."""
+
+
+def pack_loss(policy: Policy, pairs: Pairs | CleanPairs, config: RunConfig) -> tuple[Tensor, Read]:
     """Return the scalar to differentiate and what to plot.
 
     One that is NaN or infinite is returned as it is, and named in the metrics (``nonfinite``).
@@ -103,22 +107,37 @@ def pack_loss(
     pairs = replace(pairs, condition=policy.without_padding(pairs.condition))
     if isinstance(pairs, CleanPairs):
         assert isinstance(config.algorithm, ForwardProcess)
-        loss, metrics = _forward_loss(policy, pairs, config.algorithm)
+        loss, read = _forward_loss(policy, pairs, config.algorithm)
     else:
         assert isinstance(config.algorithm, PolicyGradient)
-        loss, metrics = _replay_loss(policy, pairs, config, config.algorithm)
-    if not torch.isfinite(loss):
-        text = (
-            f"the loss of {number_of(metrics.num_pairs, 'pair')} is NaN or infinite "
-            f"(largest |log ratio| {metrics.max_log_ratio:g})"
-        )
-        metrics = replace(metrics, nonfinite=text)
-    return pairs.weight * loss / config.pairs_per_update, metrics
+        loss, read = _replay_loss(policy, pairs, config, config.algorithm)
+    return pairs.weight * loss / config.pairs_per_update, read
+
+
+def _named(metrics: PackMetrics) -> PackMetrics:
+    """Return metrics that say so if their loss or a log-ratio is NaN or infinite."""
+    if isfinite(metrics.loss) and isfinite(metrics.max_log_ratio):
+        return metrics
+    text = (
+        f"the loss of {number_of(metrics.num_pairs, 'pair')} is NaN or infinite "
+        f"(largest |log ratio| {metrics.max_log_ratio:g})"
+    )
+    return replace(metrics, nonfinite=text)
+
+
+def _on_host(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return numbers of a device on the CPU: of one copy, as the host waits for each."""
+    flat = [value.detach().double().flatten() for value in values.values()]
+    parts = torch.cat(flat).cpu().split([len(part) for part in flat])
+    return {
+        name: part.to(value.dtype).reshape(value.shape)
+        for part, (name, value) in zip(parts, values.items(), strict=True)
+    }
 
 
 def _replay_loss(
     policy: Policy, pairs: Pairs, config: RunConfig, algorithm: PolicyGradient
-) -> tuple[Tensor, PackMetrics]:
+) -> tuple[Tensor, Read]:
     """Sum the algorithm's losses over sampled transitions."""
     reference = None
     if algorithm.kl_coefficient:
@@ -126,9 +145,6 @@ def _replay_loss(
     transition = transition_of(policy, pairs, config)
     logprob = LOGPROBS[config.rollout.transition](pairs.x_next, transition)
     log_ratio = (logprob - pairs.behaviour_logprob).detach().abs()
-    largest = float(log_ratio.max())
-    if not isfinite(largest):  # clipped, it could look like a number
-        return nan * logprob.sum(), PackMetrics(num_pairs=len(log_ratio), max_log_ratio=largest)
     replay = _replay(pairs, transition, logprob, config)
     found = algorithm.losses(replay)
     loss = found.per_pair.sum()
@@ -136,18 +152,41 @@ def _replay_loss(
     if reference is not None:
         kl = algorithm.divergence(replay, reference).sum()
         loss = loss + algorithm.kl_coefficient * kl
-    return loss, PackMetrics(
-        num_pairs=len(log_ratio),
-        loss=float(loss.detach()),
-        kl=float(kl.detach()),
-        clipped=float(found.clipped.sum()),
-        num_stale=int(pairs.is_stale.sum()),
-        stale_clipped=float((found.clipped & pairs.is_stale).sum()),
-        approx_kl=float(found.approx_kl) * len(log_ratio),
-        max_log_ratio=largest,
-        replay_errors=_replay_errors(log_ratio, pairs),
-        num_own=int(pairs.is_own.sum()),
-        own_log_ratios=float(log_ratio[pairs.is_own].sum()),
+    # clipped, a log-ratio that is no number could look like one
+    loss = loss * torch.where(log_ratio.isfinite().all(), 1.0, nan)
+    measured = {
+        "loss": loss.detach(),
+        "kl": kl.detach(),
+        "approx_kl": found.approx_kl,
+        "clipped": found.clipped,
+        "log_ratio": log_ratio,
+        "is_own": pairs.is_own,
+        "is_stale": pairs.is_stale,
+    }
+    return loss, partial(_replay_metrics, measured, pairs.sampled_by)
+
+
+def _replay_metrics(measured: Mapping[str, Tensor], sampled_by: tuple[str, ...]) -> PackMetrics:
+    """Return the metrics of what was measured of a pack, by names of this module."""
+    own = _on_host(measured)
+    log_ratio, clipped, is_own = own["log_ratio"], own["clipped"], own["is_own"]
+    number, largest = len(log_ratio), float(log_ratio.max())
+    if not isfinite(largest):
+        return _named(PackMetrics(num_pairs=number, max_log_ratio=largest))
+    return _named(
+        PackMetrics(
+            num_pairs=number,
+            loss=float(own["loss"]),
+            kl=float(own["kl"]),
+            clipped=float(clipped.sum()),
+            num_stale=int(own["is_stale"].sum()),
+            stale_clipped=float((clipped & own["is_stale"]).sum()),
+            approx_kl=float(own["approx_kl"]) * number,
+            max_log_ratio=largest,
+            replay_errors=_replay_errors(log_ratio, is_own, sampled_by),
+            num_own=int(is_own.sum()),
+            own_log_ratios=float(log_ratio[is_own].sum()),
+        )
     )
 
 
@@ -174,11 +213,13 @@ def _replay(pairs: Pairs, transition: Transition, logprob: Tensor, config: RunCo
     )
 
 
-def _replay_errors(log_ratio: Tensor, pairs: Pairs) -> dict[str, float]:
+def _replay_errors(
+    log_ratio: Tensor, is_own: Tensor, sampled_by: tuple[str, ...]
+) -> dict[str, float]:
     """Return the largest |log ratio| [b] of what the trained version sampled, by device."""
-    devices = pairs.sampled_by or ("an unknown device",) * len(log_ratio)
-    rows = zip(devices, log_ratio.tolist(), pairs.is_own.tolist(), strict=True)
-    return _largest((device, ratio) for device, ratio, is_own in rows if is_own)
+    devices = sampled_by or ("an unknown device",) * len(log_ratio)
+    rows = zip(devices, log_ratio.tolist(), is_own.tolist(), strict=True)
+    return _largest((device, ratio) for device, ratio, own in rows if own)
 
 
 def _largest(found: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -207,7 +248,7 @@ def _transition(pairs: Pairs, velocity: Tensor, config: RunConfig) -> Transition
 
 def _forward_loss(
     policy: Policy, pairs: CleanPairs, algorithm: ForwardProcess
-) -> tuple[Tensor, PackMetrics]:
+) -> tuple[Tensor, Read]:
     """Sum the algorithm's losses over noised clean latents.
 
     In an iteration's first update, without an old policy that lags behind, the trained version is
@@ -221,20 +262,32 @@ def _forward_loss(
     found = algorithm.losses(
         Noised(velocity, start, reference, x, pairs.noise, pairs.x_0, pairs.sigma, pairs.advantage)
     )
-    loss, number = found.per_pair.sum(), len(x)
-    metrics = PackMetrics(
-        num_pairs=number, loss=float(loss.detach()), kl=float(found.reference.sum())
-    )
+    loss = found.per_pair.sum()
+    measured = {"loss": loss.detach(), "kl": found.reference.sum()}
     if found.surrogate is not None:
         ratios, numbers = found.surrogate, torch.finfo(found.surrogate.ratio.dtype)
         finite = ratios.ratio.clamp(numbers.tiny, numbers.max)  # a metric has to be a number
-        metrics = replace(
-            metrics,
-            clipped=float(ratios.clipped.sum()),
-            approx_kl=float(ratios.approx_kl) * number,
-            max_log_ratio=float(finite.log().abs().max()),
+        measured |= {
+            "clipped": ratios.clipped.sum(),
+            "approx_kl": ratios.approx_kl,
+            "max_log_ratio": finite.log().abs().max(),
+        }
+    return loss, partial(_forward_metrics, measured, len(x))
+
+
+def _forward_metrics(measured: Mapping[str, Tensor], num_pairs: int) -> PackMetrics:
+    """Return the metrics of what was measured of a pack, by their names."""
+    own = {name: float(value) for name, value in _on_host(measured).items()}
+    return _named(
+        PackMetrics(
+            num_pairs=num_pairs,
+            loss=own["loss"],
+            kl=own["kl"],
+            clipped=own.get("clipped", 0.0),
+            approx_kl=own.get("approx_kl", 0.0) * num_pairs,
+            max_log_ratio=own.get("max_log_ratio", 0.0),
         )
-    return loss, metrics
+    )
 
 
 def _reference_velocity(policy: Policy, pairs: Pairs | CleanPairs) -> Tensor:

@@ -200,11 +200,12 @@ def pack_gradient(
     """
     num_pairs = len(pairs.advantage)
     computed = rows_of(pairs, gang.computed(num_pairs), policy.device)
-    loss, metrics = pack_loss(policy, computed, config)
+    loss, read = pack_loss(policy, computed, config)
     if not gang.has_own(num_pairs):
         loss = 0 * loss
     trained = trainable_parameters(policy) if parameters is None else parameters
     gradient = _gradients(loss, trained, policy.dtype, gang)
+    metrics = read()
     _check_replay(metrics, config, gang)
     nonfinite = metrics.nonfinite
     if not (nonfinite or _is_finite(gradient)):

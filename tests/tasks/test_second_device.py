@@ -2,11 +2,15 @@
 
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from digen_core.config.run import RunConfig
+from digen_core.models.pipeline.policy import PipelinePolicy
 from support.edits import picture
 from support.families import (
     DISTILLED,
@@ -23,7 +27,7 @@ from support.families import (
 )
 from support.in_process import train_in_process
 from support.runs import distance, merged, tree_of
-from support.second_device import MixedDevicesError, second_device
+from support.second_device import MixedDevicesError, second_device, told
 
 SHOWN = {model: 2 if model == FLF2V else 1 for model in (*EDITORS, KONTEXT, FLF2V, DISTILLED)}
 """How many images the prompts of a model have."""
@@ -68,11 +72,33 @@ def config_of(tiny_families, tmp_path):
     return make
 
 
+@contextmanager
+def passes_told() -> Iterator[list[str]]:
+    """Yield a list of what the host waits for, and of passes: forward ones, when they end."""
+    velocity, grad = PipelinePolicy.velocity, torch.autograd.grad
+
+    def forward(*arguments):
+        found = velocity(*arguments)
+        waits.append("forward")
+        return found
+
+    def backward(*arguments, **settings):
+        waits.append("backward")
+        return grad(*arguments, **settings)
+
+    patched = patch.object(PipelinePolicy, "velocity", forward)
+    with told() as waits, patched, patch.object(torch.autograd, "grad", backward):
+        yield waits
+
+
 def check(config_of, folder, model: str, within: float, **changes) -> None:
     expected, _ = train_in_process(config_of(model, "cpu", **changes), folder)
-    with second_device() as device:
+    with second_device() as device, passes_told() as waits:
         weights, _ = train_in_process(config_of(model, device, **changes), folder)
     assert distance(weights, expected) < within
+    before = [waits[place - 1] for place, what in enumerate(waits) if what == "backward"]
+    assert before, "nothing was trained"
+    assert not {"read", "sent"} & set(before), "a device waits between the passes of a pack"
 
 
 def test_a_mix_is_an_error():

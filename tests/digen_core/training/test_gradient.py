@@ -705,7 +705,8 @@ def test_a_ratio_that_underflows_leaves_its_metric_a_number(policy, segment, mon
     pairs = pairs_of(policy, segment, pack, **settings)
     start = pairs.noise - pairs.x_0  # where the flow-matching loss is 0
     monkeypatch.setattr(type(policy), "velocity", lambda self, x, *asked: x * 0 + start + 100)
-    loss, metrics = pack_loss(policy, replace(pairs, start_velocity=start), config_of(**settings))
+    loss, read = pack_loss(policy, replace(pairs, start_velocity=start), config_of(**settings))
+    metrics = read()
     assert bool(loss.isfinite())
     assert 700 < metrics.max_log_ratio < 1000, "the least number above 0 stands for 0"
 
@@ -806,7 +807,8 @@ def test_pairs_of_fewer_steps_weigh_more(policy, segment):
         config, versions = config_of(rollout), {"version": 0, "trained_from": 0}
         given = conditions, {0: ADVANTAGES}, CPU, config
         pairs = gather_pairs(pack, [segment], *given, **versions, trained_steps=TRAINED)
-        loss, metrics = pack_loss(policy, rows_of(pairs, slice(None), CPU), config)
+        loss, read = pack_loss(policy, rows_of(pairs, slice(None), CPU), config)
+        metrics = read()
         losses.append(float(loss.detach()) * config.pairs_per_update)
         assert metrics.loss == pytest.approx(losses[0])  # metrics are of pairs, however they count
     assert (config.pair_weight(3), losses[1]) == (2.0, pytest.approx(2 * losses[0]))
