@@ -64,8 +64,9 @@ class GradientSum(Part, Weighty):
             return
         self.make_room(parts)
         for part in parts:
-            for name, value in part.gradient.items():
-                self.gradient[name].add_(value)
+            if part.gradient:  # at once: a launch for each takes the host milliseconds
+                sums = [held(self.gradient[name]) for name in part.gradient]
+                torch._foreach_add_(sums, list(map(held, part.gradient.values())))
             self.metrics = add_metrics(self.metrics, part.metrics)
         self.packs |= {index}
 

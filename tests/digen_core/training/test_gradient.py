@@ -219,6 +219,20 @@ def test_a_sum_is_not_what_autograd_gave():
     assert shared.tolist() == [1.0, 2.0]
 
 
+def test_gradients_of_several_dtypes_are_added_as_one_by_one():
+    dtypes = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float64, "d": torch.float16}
+    packs = [
+        PackGradient({n: torch.randn(3, 5).to(own) for n, own in dtypes.items()}, PackMetrics(1))
+        for _ in range(3)
+    ]
+    total = sum_of(*enumerate(packs))
+    for name, value in total.gradient.items():
+        expected = torch.zeros_like(value)
+        for pack in packs:
+            expected.add_(pack.gradient[name])
+        assert torch.equal(value, expected)
+
+
 def test_a_reduction_leaves_the_sums_as_they_are():
     """It is repeated if a device is lost meanwhile, with packs that were trained since."""
     left, right = sum_of((0, part_of(2, a=[1.0]))), sum_of((1, part_of(3, a=[2.0], b=[5.0])))
