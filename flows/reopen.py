@@ -48,6 +48,7 @@ from digen_core.transport.files import (
     try_lock,
 )
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from digen_core.transport.profiles import PROFILES_OF_RUN
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
@@ -232,8 +233,8 @@ def _stand_at(run: RunContext, resumption: Resumption) -> dict[str, EvaluationRe
     return evaluations
 
 
-COUNTED_FROM_ONE = {EVALUATIONS_OF_RUN, "grids", "timelines", "videos"}
-"""Folders with files that people look at; those of data name the index of an iteration."""
+COUNTED_FROM_ONE: Final = {EVALUATIONS_OF_RUN, PROFILES_OF_RUN, "grids", "timelines", "videos"}
+"""Folders of what people look at; those of data name the index of an iteration."""
 
 
 def discard(run_dir: Path, resumption: Resumption) -> None:

@@ -18,6 +18,7 @@ from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from digen_core.transport.files import try_lock
 from digen_core.transport.metrics import read_metrics, write_metrics
+from digen_core.transport.profiles import folder_of as profiles_of
 from flows.reopen import discard, folder_to_resume, locked, resuming
 from support.checkpoints import EVALUATION_PROMPTS, PROMPTS, position_of, state_of
 
@@ -163,6 +164,9 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
     (run_dir / "timelines").mkdir()
     for number in (3, 4, 5):
         (run_dir / "timelines" / f"iteration-{number:04d}.png").touch()
+        profile = profiles_of(run_dir, number - 1) / "worker-0-train.txt"
+        profile.parent.mkdir(parents=True)
+        profile.touch()
     discard(run_dir, resumption_of(changed(run_dir), run_dir))
     assert [record.iteration for record in read_metrics(run_dir / "metrics")] == [0, 1, 2, 3]
     assert len(list((run_dir / "samples").iterdir())) == 4
@@ -171,6 +175,8 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
     assert sorted(p.name for p in (run_dir / "timelines").iterdir()) == [
         "iteration-0003.png", "iteration-0004.png",
     ]  # fmt: skip
+    kept = sorted(path.parent.name for path in (run_dir / "profiles").rglob("*.txt"))
+    assert kept == ["iteration-0003", "iteration-0004"]
 
 
 def test_two_do_not_write_to_one_run(run_dir):
