@@ -25,7 +25,7 @@ def export(run_id: str) -> None:
     """
     run = context_of(run_id)
     name = "transformer" if run.config.train.lora is None else "lora"
-    folder = run.run_dir.resolve() / name  # the worker may be in another one
+    folder = run.shared_dir / name
     say(f"exporting version {run.progress.version}")
     with Completions() as completions:
         _export(run, TaskSet(run, completions), folder)
@@ -56,7 +56,7 @@ def _submit(run: RunContext, task_set: TaskSet, folder: Path) -> Submitted[Nothi
     """Have the holder of the optimizer's state write adapters, or what a checkpoint holds."""
     holder, label = run.progress.holder, f"export v{run.progress.version}"
     if run.config.train.lora is None:
-        return task_set.submit(export_transformer, label, holder, _kept(run).resolve(), folder)
+        return task_set.submit(export_transformer, label, holder, _kept(run).absolute(), folder)
     return task_set.submit(export_adapter, label, holder, run.progress.state, folder)
 
 

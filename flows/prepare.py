@@ -134,7 +134,7 @@ def restore_version(run: RunContext, task_set: TaskSet, device: str) -> None:
     checkpoint = run.progress.checkpoint
     assert checkpoint is not None
     label = f"restore {checkpoint.name}"
-    state = task_set.submit(restore_state, label, device, checkpoint.resolve())
+    state = task_set.submit(restore_state, label, device, checkpoint.absolute())
     run.progress.first_state(state.future, device)
     task_set.wait()
     run.progress.first_version(state.facts.version, state.facts.hash)

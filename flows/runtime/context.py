@@ -59,6 +59,11 @@ class RunContext:
         object.__setattr__(self, "watch", Watch(self.client, self.config.cluster))
 
     @property
+    def shared_dir(self) -> Path:
+        """The run's folder as its workers are told of it: they may be started in other ones."""
+        return self.run_dir.absolute()
+
+    @property
     def limit_reached(self) -> str | None:
         """Which limit of the config is used up, in words; None: there is time and money left."""
         minutes, cost, progress = self.config.max_minutes, self.config.max_cost, self.progress

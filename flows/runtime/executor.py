@@ -212,7 +212,7 @@ class Executor:
                 "advantages": {group: it.advantages[group] for group in groups},
                 "previous": it.sums.get(do.device),
                 "trained_from": do.version if it.trained_from is None else it.trained_from,
-                "run_dir": self._run.run_dir,
+                "run_dir": self._run.shared_dir,
             },
             event_of=event_of,
             priority=0,

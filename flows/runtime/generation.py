@@ -108,7 +108,7 @@ class Denoising:
                 "steps": steps,
                 "version": do.version,
                 "conditions": once(conditions),
-                "run_dir": self._run.run_dir,
+                "run_dir": self._run.shared_dir,
                 **parameters,
             },
             event_of=lambda receipt: self._on_denoised(underway, steps, receipt),

@@ -110,7 +110,7 @@ class GroupScoring:
                 "samples": [group.parts[part].samples for part in parts],
                 "size": self._run.config.size_of(whole.iteration, whole.group),
                 "prompts": [prompt] * size,
-                "at": (whole, self._run.run_dir),
+                "at": (whole, self._run.shared_dir),
             },
             event_of=event_of,
             priority=URGENT if pool is None else it.round.priority_of(whole.group),

@@ -108,12 +108,11 @@ def _position(
 
 
 def _keep_checkpoint(run: RunContext, version: int, position: Position) -> None:
-    folder = run.run_dir.resolve()  # the worker may be in another one
     lost: Exception | None = None
     for name in run.fleet.trainer_devices()[:2]:  # the holder of the state, and who has a copy
         try:
             workers = run.fleet.workers_of(name)
-            if keep_checkpoint(run.client, workers, run.run_id, version, folder, position):
+            if keep_checkpoint(run.client, workers, run.run_id, version, run.shared_dir, position):
                 run.progress.kept(position.num_iterations)
                 return
             if lost is None:  # the holder has let go of it

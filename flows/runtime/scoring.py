@@ -51,7 +51,7 @@ class Scoring:
             about=about(fragment),
             parameters={
                 "prompt": prompt,
-                "run_dir": self._run.run_dir,
+                "run_dir": self._run.shared_dir,
                 "fragment": fragment,
                 "segments": it.segments[fragment][-1][1],
             },
@@ -72,7 +72,7 @@ class Scoring:
                     "samples": samples,
                     "size": size,
                     "prompts": [prompt] * fragment.num_samples,
-                    "at": (fragment, self._run.run_dir),
+                    "at": (fragment, self._run.shared_dir),
                 },
                 event_of=event_of,
                 priority=it.round.priority_of(fragment.group, fragment.index),

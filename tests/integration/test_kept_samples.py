@@ -58,7 +58,7 @@ def write_table(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
-    """A run of three iterations: its config and folder."""
+    """A run of three iterations: its config and folder. Its workers were started in another one."""
     from support.runs import tree_of
 
     folder = tmp_path_factory.mktemp("kept")
@@ -66,8 +66,11 @@ def trained(tiny_flux, cluster_address, prefect_backend, tmp_path_factory):
     address = {"cluster.scheduler_address": cluster_address(1, 1)}
     tree = merged(tree_of(tiny_flux, folder), {**CHANGES, **address})
     tree["prompts"]["train"] = str(folder / "train.jsonl")
-    config = RunConfig.model_validate(tree)
-    return config, train_only(config)
+    tree["tracking"]["runs_dir"] = "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        config = RunConfig.model_validate(tree)
+        return config, train_only(config).absolute()
 
 
 def test_it_equals_the_serial_loop_with_the_same_table(trained):

@@ -43,7 +43,7 @@ REWARDS = {"shapes": 1, "here": OWN, "there": {**OWN, "pool": "judges"}}
 def scoring_of(rewards):
     tree = {"rewards": rewards, "rollout": {"group_size": 4, "fragment_size": 2}}
     config = RunConfig.model_validate(tree)
-    run = SimpleNamespace(config=config, run_dir="run", workers=RealWorkers(config))
+    run = SimpleNamespace(config=config, shared_dir="run", workers=RealWorkers(config))
     return GroupScoring(run, Submitter())
 
 
