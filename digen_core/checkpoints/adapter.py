@@ -69,20 +69,25 @@ def read_adapter(run_dir: Path, say: Callable[[str], None]) -> Adapter:
             raise UserError(f"{run_dir} holds no whole version to export")
         for error in damaged if not excluded else ():
             say(str(error))
-        manifest = read_manifest(checkpoint)
-        lora = manifest.config.train.lora
-        if lora is None:
-            raise UserError(
-                f"{run_dir} trains all weights, so it has no adapter; when it has ended its "
-                f"transformer is in {run_dir / 'transformer'}, as diffusers loads it"
-            )
         try:
-            with kept_average(checkpoint) as weights:
-                layers = _layers_of({name: weights[name] for name in weights})
-            return Adapter(manifest, lora, layers)
+            return _adapter_in(checkpoint, run_dir)
         except DamagedError as error:
-            say(str(error))
+            if checkpoint.exists():  # else a run that trains has removed it
+                say(str(error))
             excluded.append(checkpoint)
+
+
+def _adapter_in(checkpoint: Path, run_dir: Path) -> Adapter:
+    manifest = read_manifest(checkpoint)
+    lora = manifest.config.train.lora
+    if lora is None:
+        raise UserError(
+            f"{run_dir} trains all weights, so it has no adapter; when it has ended its "
+            f"transformer is in {run_dir / 'transformer'}, as diffusers loads it"
+        )
+    with kept_average(checkpoint) as weights:
+        layers = _layers_of({name: weights[name] for name in weights})
+    return Adapter(manifest, lora, layers)
 
 
 def _layers_of(weights: Mapping[str, np.ndarray]) -> dict[str, Matrices]:

@@ -150,7 +150,8 @@ def last_checkpoint(
 ) -> tuple[Path | None, list[DamagedError]]:
     """Return the newest checkpoint that is whole, None if there is none, and what newer ones lack.
 
-    What its tensors hold is verified when they are read.
+    What its tensors hold is verified when they are read. One that is removed meanwhile, as by a run
+    that trains, is not damaged: a newer one has come.
 
     Args:
         folder: of a run's checkpoints.
@@ -166,6 +167,8 @@ def last_checkpoint(
         try:
             read_manifest(checkpoint)
         except DamagedError as error:
+            if not checkpoint.exists():
+                return last_checkpoint(folder, {*excluded, checkpoint})
             complaints.append(error)
         else:
             return checkpoint, complaints

@@ -5,6 +5,7 @@ Judges are diffusers' own conversions from those formats, of LoRAs and of whole 
 
 import dataclasses
 import re
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from digen_core.errors import UserError
 from digen_core.models.lora_targets import learning
 from digen_core.models.trainable import make_trainable, set_weights
 from digen_core.training.train_state import initial_state
+from digen_core.transport.files import remove_folder
 from support import program_keys
 from support.checkpoints import position_of
 from support.families import DISTILLED, family_of, load_tiny
@@ -445,6 +447,25 @@ def test_of_a_damaged_version_the_one_before_is_taken(run):
     assert read_adapter(run[2], said.append).manifest.version == 1
     assert len(said) == 1
     assert "does not have the manifest's hash" in said[0]
+
+
+@pytest.mark.parametrize(
+    "read", ["manifest.read_manifest", "adapter.read_manifest", "average.opened"]
+)
+def test_of_a_run_that_trains_the_version_that_has_come_is_taken(run, read, monkeypatch):
+    """As with `checkpoints.keep_last = 1` the newest is removed while it is about to be read."""
+    keep(run, 1)
+    name = f"digen_core.checkpoints.{read}"
+    own = resolve_name(name)
+
+    def late(checkpoint, *rest):
+        if checkpoint.name == "v0001" and checkpoint.exists():
+            keep(run, 2)
+            remove_folder(checkpoint)
+        return own(checkpoint, *rest)
+
+    monkeypatch.setattr(name, late)
+    assert read_adapter(run[2], pytest.fail).manifest.version == 2
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(run, tmp_path):
