@@ -190,6 +190,8 @@ class Watch:
     ) -> str | None:
         """Return what happened to the first member of a device, its leader, or the next."""
         leader = next(iter(members))
+        with self._lock:  # of whoever is lost nothing stays: another process may get its address
+            broken = self._broken.pop(members[leader], None)
         for name, address in members.items():
             whose = "" if name == leader else f"is a gang whose member {name} ({address}) "
             worker = workers.get(address)
@@ -197,8 +199,7 @@ class Watch:
                 return f"{whose}was lost"
             if address in frozen:
                 return f"{whose}has sent no heartbeat for {worker.silent_seconds:.0f} s"
-        with self._lock:
-            return self._broken.pop(members[leader], None)
+        return broken
 
     def _overdue(self, worker: Presence) -> tuple[str, float, bool] | None:
         """Return a task that takes too long, its seconds, and whether it hangs."""

@@ -30,11 +30,11 @@ def look(monkeypatch):
     monkeypatch.setattr(watch, "present_workers", lambda client: dict(shown))
     it = Watch(None, ClusterConfig())
 
-    def show(*workers, pools=(), after=watch.LOOK_SECONDS):
+    def show(*workers, pools=(), after=watch.LOOK_SECONDS, followers=None):
         clock[0] += after
         shown.clear()
         shown.update({each.address: each for each in workers})
-        return it.look(ADDRESSES, pools)
+        return it.look(ADDRESSES, pools, followers)
 
     return show, it
 
@@ -55,6 +55,17 @@ def test_a_worker_that_is_gone_or_was_started_again_is_lost(look):
     assert dict(show(BOTH[0]).lost) == {"trainer-0": "was lost"}
     again = worker("trainer-0", "tcp://a:9")
     assert dict(show(BOTH[0], again).lost) == {"trainer-0": "was lost"}
+
+
+def test_a_gang_that_was_lost_with_a_member_is_not_lost_again_when_it_is_back(look):
+    """Its task failed, too. With a port of its own the leader comes back to the same address."""
+    show, it = look
+    of_gang = {"trainer-0": {"trainer-0.1": "tcp://a:3"}}
+    it.broken("tcp://a:2", "is a gang that cannot go on: member 1 is gone")
+    lost = show(*BOTH, followers=of_gang).lost
+    assert dict(lost) == {"trainer-0": "is a gang whose member trainer-0.1 (tcp://a:3) was lost"}
+    follower = worker("trainer-0.1", "tcp://a:3", resources=())
+    assert not show(*BOTH, follower, followers=of_gang).lost
 
 
 def test_a_worker_is_frozen_if_two_looks_find_it_silent(look):
