@@ -91,6 +91,7 @@ class Joining:
 
     def take_in(self, workers: Mapping[str, Presence]) -> None:
         """Begin with those of the cluster's workers that the run does not know yet."""
+        self._refused &= workers.keys()  # one that is started again may have the same address
         for worker in new_workers(self._run, workers):
             if worker.address in self._refused:
                 continue

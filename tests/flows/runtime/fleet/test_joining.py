@@ -8,7 +8,13 @@ import pytest
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from flows.runtime.fleet import joining, waiting
-from flows.runtime.fleet.joining import await_roles, roles_for
+from flows.runtime.fleet.joining import (
+    JoinFailed,
+    Joining,
+    Newcomer,
+    await_roles,
+    roles_for,
+)
 from support.contexts import SPLIT, run_context
 from tasks.cluster.presence import ROLES, Presence
 
@@ -60,3 +66,16 @@ def test_a_run_that_waits_says_once_of_a_worker_that_it_cannot_use(tmp_path, mon
     await_roles(run)
     assert run.fleet.names == {"w"}
     assert len(said) == 1
+
+
+def test_a_worker_that_was_left_out_is_tried_again_when_it_was_started_again(tmp_path, monkeypatch):
+    """With a port of its own it comes back to the same address."""
+    run, began = run_of(tmp_path, "tsp", SPLIT), []
+    monkeypatch.setattr(joining, "notify", lambda run, event, text: None)
+    own = Joining(run)
+    monkeypatch.setattr(own, "_begin", lambda worker, roles: began.append(worker.name))
+    run.fleet.making_ready(Newcomer(COMING, BOTH))
+    own.refuse(JoinFailed("w", "at w", ValueError("it has no such model")))
+    for workers, expected in (({"at w": COMING}, []), ({}, []), ({"at w": COMING}, ["w"])):
+        own.take_in(workers)
+        assert began == expected
