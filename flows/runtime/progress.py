@@ -179,8 +179,12 @@ class Progress:
         """Note that an iteration is published, and whether it lost its update to NaN or Inf."""
         self.num_barren = self.num_barren + 1 if is_barren else 0
 
-    def kept(self, num_iterations: int) -> None:
-        """Note that a checkpoint holds all up to there."""
+    def kept(self, checkpoint: Path, num_iterations: int) -> None:
+        """Note that a checkpoint was written, in place of one that was damaged if there was one.
+
+        It holds all up to there.
+        """
+        self.damaged.discard(checkpoint)
         self.num_kept = num_iterations
 
     def evaluated(self, tag: str, report: EvaluationReport) -> None:

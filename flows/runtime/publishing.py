@@ -113,7 +113,8 @@ def _keep_checkpoint(run: RunContext, version: int, position: Position) -> None:
         try:
             workers = run.fleet.workers_of(name)
             if keep_checkpoint(run.client, workers, run.run_id, version, run.shared_dir, position):
-                run.progress.kept(position.num_iterations)
+                checkpoint = run.run_dir / CHECKPOINTS_OF_RUN / name_of(version)
+                run.progress.kept(checkpoint, position.num_iterations)
                 return
             if lost is None:  # the holder has let go of it
                 return

@@ -106,7 +106,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
     warned = []
     monkeypatch.setattr(launch, "warn", warned.append)
     run = run_context(Path("runs/x"))
-    run.progress.kept(4)
+    run.progress.kept(Path("runs/x/checkpoints/v0004"), 4)
 
     def stopped_by(error):
         try:

@@ -3,12 +3,16 @@
 from time import time
 from types import SimpleNamespace
 
+from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ClusterConfig
 from digen_core.records import EvaluationReport
-from flows.runtime import conductor
+from flows import reopen
+from flows.runtime import conductor, publishing
 from flows.runtime import progress as module_of_progress
+from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.progress import Progress
+from support.checkpoints import position_of, state_of
 from support.contexts import run_context
 
 
@@ -53,3 +57,18 @@ def test_a_clock_that_is_set_takes_no_time_and_costs_nothing(monkeypatch, tmp_pa
     conductor.Conductor._charge(charging)
     assert run.limit_reached is None
     assert run.progress.seconds < 60
+
+
+def test_a_damaged_checkpoint_that_is_written_anew_is_one_to_go_back_to(monkeypatch, tmp_path):
+    """The one before may be gone by then, as with `checkpoints.keep_last = 1`."""
+    run, folder = run_context(tmp_path), tmp_path / "checkpoints"
+
+    def keep(client, workers, run_id, version, run_dir, position):
+        return bool(write_checkpoint(run_dir / "checkpoints", state_of(version), position))
+
+    monkeypatch.setattr(publishing, "keep_checkpoint", keep)
+    monkeypatch.setattr(reopen, "notify", lambda run, event, text: None)
+    run.progress.is_damaged(folder / "v0003")
+    publishing._keep_checkpoint(run, 3, position_of(3))
+    reopen.go_back(run, StateLostError("the optimizer's state was lost"))
+    assert (run.progress.checkpoint, run.progress.num_iterations) == (folder / "v0003", 3)
