@@ -4,11 +4,12 @@ What the run did after that checkpoint is done again, so it is removed first: no
 twice. MLflow gets what it lacks of the iterations that stay.
 """
 
+import errno
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -61,6 +62,8 @@ LOOK_SECONDS: Final = 2.0
 """How long a lock is tried: who looks whether a run is trained, such as ``digen ls``, shares it for
 a moment, as does ``digen sync``."""
 
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
 
 @contextmanager
 def resuming(config: RunConfig, run_dir: Path) -> Iterator[Resumption]:
@@ -83,10 +86,19 @@ def locked(run_dir: Path) -> Iterator[None]:
     """Keep other processes from writing in a run's folder; the lock goes with this process.
 
     Raises:
-        UserError: another process has the lock.
+        UserError: another process has the lock, or the disk has no locks.
     """
     path = run_dir / LOCK_OF_RUN
-    with try_lock(path, seconds=LOOK_SECONDS) as is_ours:
+    with ExitStack() as stack:
+        try:
+            is_ours = stack.enter_context(try_lock(path, seconds=LOOK_SECONDS))
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise UserError(
+                f"{path} cannot be locked ({error.strerror}); mount its disk with locks, which NFS "
+                "and Lustre may have (flock), or use another one"
+            ) from error
         if not is_ours:
             raise trained_elsewhere(run_dir, path.read_text())
         path.write_text(f"{os.getpid()} on {os.uname().nodename}")

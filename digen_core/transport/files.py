@@ -1,5 +1,6 @@
 """Files and folders that others may read at any time, never by half; locks between processes."""
 
+import errno
 import fcntl
 import os
 import re
@@ -15,6 +16,8 @@ from digen_core.errors import UserError
 
 POLL_SECONDS: Final = 0.05
 """Between two tries of a lock."""
+
+_STILL_READ: Final = (errno.ENOTEMPTY, errno.EBUSY)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -143,13 +146,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder if it is there; what is half-removed has another name, also on disk."""
+    """Remove a folder if it is there; what is half-removed has another name, also on disk.
+
+    On NFS something of that stays where somebody has a file of it open, until `remove_leftovers`.
+    """
     going = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
     if folder.exists():
         folder.rename(going)
         sync(folder.parent)  # else the old name may come back, of a folder that lacks files
-        shutil.rmtree(going)
+        try:
+            shutil.rmtree(going)
+        except OSError as error:
+            if error.errno not in _STILL_READ:
+                raise
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,6 +1,9 @@
 """What may change when a run goes on, and what is refused with one line."""
 
+import errno
+import fcntl
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,16 @@ def test_two_do_not_write_to_one_run(run_dir):
         pass
     assert str(error.value).startswith(f"{run_dir} is being trained by process {os.getpid()} on ")
     with resuming(changed(run_dir), run_dir):  # it was let go
+        pass
+
+
+def test_a_disk_without_locks_is_told_in_one_line(run_dir, monkeypatch):
+    def flock(file, kind):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    told = f"{run_dir / LOCK_OF_RUN} cannot be locked (Function not implemented); mount its disk"
+    with pytest.raises(UserError, match=re.escape(told)), locked(run_dir):
         pass
 
 

@@ -1,10 +1,17 @@
 """Files that are written whole, or not at all."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from digen_core.transport.files import append_line, remove_leftovers, written_whole
+from digen_core.transport.files import (
+    append_line,
+    remove_folder,
+    remove_leftovers,
+    written_whole,
+)
 
 
 def write_half(path: Path, error: BaseException) -> None:
@@ -30,6 +37,23 @@ def test_two_that_write_a_file_at_once_do_not_meet(tmp_path):
             second.write_text("second")
         assert path.read_text() == "second"
     assert [(own.name, own.read_text()) for own in tmp_path.iterdir()] == [("image.png", "first")]
+
+
+def test_a_folder_that_somebody_reads_on_nfs_is_removed_all_the_same(tmp_path, monkeypatch):
+    """There a file that is open stays under another name, and so does its folder."""
+
+    def rmdir(path, *, dir_fd=None):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    folder = tmp_path / "v0001"
+    folder.mkdir()
+    (folder / "manifest.json").touch()
+    with monkeypatch.context() as nfs:
+        nfs.setattr(os, "rmdir", rmdir)
+        remove_folder(folder)
+    assert [own.name for own in tmp_path.iterdir()] == [".v0001.removed"]
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
