@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from distributed import Client
+from distributed.comm import CommClosedError
 from distributed.metrics import time
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ def on_worker(
         seconds: that the answer may take; None waits as long as the scheduler has the worker.
 
     Raises:
-        WorkerLostError: the worker is gone, or no answer came in time.
+        WorkerLostError: the worker is gone, or the connection to it, or no answer came in time.
         SchedulerLostError: the scheduler is gone.
         Exception: what the function raised.
     """
@@ -87,9 +88,12 @@ def on_worker(
                 future.cancel()
                 raise WorkerLostError(f"the worker at {address} does not answer") from error
         except OSError as error:
-            if on_scheduler(client, _has_worker, address=address):
-                raise
-            raise WorkerLostError(f"the worker at {address} is gone") from error
+            if not on_scheduler(client, _has_worker, address=address):
+                raise WorkerLostError(f"the worker at {address} is gone") from error
+            if isinstance(error, CommClosedError):
+                text = f"the worker at {address} does not answer: a connection to it has ended"
+                raise WorkerLostError(text) from error
+            raise  # the function's own
 
 
 def on_workers(

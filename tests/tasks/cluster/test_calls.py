@@ -53,6 +53,21 @@ def test_an_answer_comes_back(client):
     assert on_workers(client, [first, second], address) == {first: first, second: second}
 
 
+async def cut(dask_worker=None):
+    """End the connections to a worker, which stays, as a network between two hosts may."""
+    for comm in list(dask_worker._comms):
+        comm.abort()
+    await asyncio.Event().wait()
+
+
+def test_a_connection_that_ends_is_no_error_of_what_was_called(client):
+    """A run would take it for one of the disk on which the worker was to write."""
+    first, _ = present_workers(client)
+    with pytest.raises(WorkerLostError, match=f"{first} does not answer"):
+        on_worker(client, first, cut, seconds=None)
+    assert first in present_workers(client)
+
+
 def test_who_does_not_answer_is_given_up(client, monkeypatch):
     monkeypatch.setattr(calls, "CALL_SECONDS", 0.2)
     first, second = present_workers(client)
