@@ -7,7 +7,6 @@ twice. MLflow gets what it lacks of the iterations that stay.
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -258,7 +257,7 @@ def discard(run_dir: Path, resumption: Resumption) -> None:
         if number is None or int(number[1]) - first < resumption.num_iterations:
             continue
         if path.is_dir():
-            shutil.rmtree(path)
+            remove_folder(path)  # under another name: a worker may still write to it
         else:
             path.unlink()
     for tag, report in evaluations_of(run_dir).items():

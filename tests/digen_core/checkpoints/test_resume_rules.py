@@ -182,6 +182,24 @@ def test_what_came_after_the_checkpoint_is_removed(run_dir):
     assert kept == ["iteration-0003", "iteration-0004"]
 
 
+def test_a_worker_that_was_given_up_may_still_write_what_is_removed(run_dir, monkeypatch):
+    """A run that goes back by itself ends no task of a worker: that keeps its image meanwhile."""
+    image, rmdir = run_dir / "images" / "iteration-000005" / "g00-s00.png", os.rmdir
+
+    def keep():
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.touch()
+
+    def rmdir_late(path, *, dir_fd=None):
+        keep()
+        rmdir(path, dir_fd=dir_fd)
+
+    keep()
+    monkeypatch.setattr(os, "rmdir", rmdir_late)
+    discard(run_dir, resumption_of(changed(run_dir), run_dir))
+    assert [own.name for own in (run_dir / "images").iterdir()] == ["iteration-000005"]
+
+
 def test_two_do_not_write_to_one_run(run_dir):
     with locked(run_dir), pytest.raises(UserError) as error, resuming(changed(run_dir), run_dir):
         pass
