@@ -55,4 +55,4 @@ def prune_images(run_dir: Path, iteration: int, names: Collection[str]) -> None:
     folder = run_dir / IMAGES_OF_RUN / f"iteration-{iteration:06d}"
     for path in folder.glob("*"):
         if path.relative_to(run_dir).as_posix() not in names:
-            path.unlink()
+            path.unlink(missing_ok=True)

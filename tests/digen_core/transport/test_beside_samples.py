@@ -1,6 +1,7 @@
 """Images and trajectories beside the rows: they come back as they were, and old ones go."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +108,13 @@ def test_images_that_no_row_names_go(tmp_path):
         names[1],
         other,
     }
+
+
+def test_what_a_worker_that_was_given_up_writes_meanwhile_is_no_matter(tmp_path, monkeypatch):
+    """Its unfinished file was seen, and has its own name or is gone when it is to be removed."""
+    image = tmp_path / name_of(7, 0, 0, "png")
+    write_image(image, np.zeros((2, 2, 3), np.uint8))
+    seen = [image.with_name(f".{image.name}.123"), image]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(seen))
+    prune_images(tmp_path, 7, set())
+    assert not image.exists()
