@@ -47,6 +47,7 @@ from digen_core.control.protocol import (
 from digen_core.eventlog.recorder import Recorder
 from digen_core.rollout.steps import own_steps_of_groups, steps_of_iteration
 from digen_core.training.deal import deal_of_iteration
+from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import RunContext
 from flows.runtime.executor import Executor
 from flows.runtime.fleet.changes import FleetChanges
@@ -273,7 +274,8 @@ class Conductor:
     def _on_flow_run(self, message: OpenIteration | Published | RunEnded) -> None:
         match message:
             case OpenIteration():
-                if self._runs.take(message):
+                if self._runs.take(message):  # else it is under way, or was
+                    forget_trajectories(self._run.run_dir, message.index)  # of a killed process
                     self._opened[message.index] = message
                     self._executor.encode_ahead(message)
             case Published(index):

@@ -10,7 +10,6 @@ from prefect.states import Cancelled
 from digen_core.config.run import RunConfig
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
-from digen_core.transport.trajectories import forget_trajectories
 from flows.runtime.context import context_of
 from flows.runtime.fleet.roles import best_turn
 from flows.runtime.fleet.waiting import wait_for_turn
@@ -41,7 +40,6 @@ def iteration(run_id: str, index: int) -> State | None:
         run.config, run.progress.step_seconds, len(run.fleet.devices)
     )
     recorder = IterationRecorder(run, round_)
-    forget_trajectories(run.run_dir, index)  # of a process that was killed
     with Completions(run.inbox):
         opened = OpenIteration(round_, recorder, num_steps_per_task)
         run.inbox.put(opened)

@@ -1,15 +1,24 @@
 """The flow runs of iterations: while Prefect's server is away, their ends hold no workers."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
 from queue import SimpleQueue
 from threading import Event
 from types import SimpleNamespace
 
 import pytest
 
+from digen_core.transport.trajectories import folder_of
+from flows.runtime.conductor import Conductor
+from flows.runtime.context import registered
 from flows.runtime.iterations import runs as module
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.iterations.round import Round
 from flows.runtime.iterations.runs import IterationRuns
+from support.contexts import run_context
+
+iteration_module = import_module("flows.runtime.iterations.iteration")
 
 
 @pytest.fixture
@@ -57,3 +66,34 @@ def test_a_server_that_answers_is_waited_for(run, told, monkeypatch):
     runs.close()
     assert told.is_set()
     assert run.when_free == []
+
+
+def test_what_is_kept_of_an_iteration_stays_when_its_flow_run_is_opened_once_more(
+    tmp_path, monkeypatch
+):
+    """As by a thread that waited for Prefect's server, when another one has gone on without."""
+    conductor = SimpleNamespace(
+        _run=SimpleNamespace(run_dir=tmp_path),
+        _runs=IterationRuns(SimpleNamespace(), 2),
+        _opened={},
+        _executor=SimpleNamespace(encode_ahead=lambda opened: None),
+    )
+    inbox = SimpleNamespace(put=lambda opened: Conductor._on_flow_run(conductor, opened))
+    kept = folder_of(tmp_path, 2) / "g00-f0-t00.safetensors"
+    kept.parent.mkdir(parents=True)
+    (kept.parent / "g00-f1-t00.safetensors").touch()  # of a process that was killed
+
+    def work(*of):
+        kept.parent.mkdir(exist_ok=True)
+        kept.touch()
+        conductor._opened[2].abandon()
+
+    stubs = {"Completions": lambda inbox: nullcontext(), "wait_for_turn": work}
+    for name, stub in {**stubs, "round_of": lambda *of: Round(2, [])}.items():
+        monkeypatch.setattr(iteration_module, name, stub)
+    with registered(replace(run_context(tmp_path), inbox=inbox)):
+        iteration_module.iteration.fn("run", 2)
+        assert list(kept.parent.iterdir()) == [kept]
+        monkeypatch.setattr(iteration_module, "wait_for_turn", lambda *of: None)
+        iteration_module.iteration.fn("run", 2)
+    assert list(kept.parent.iterdir()) == [kept]
