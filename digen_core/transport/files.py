@@ -17,6 +17,7 @@ from digen_core.errors import UserError
 POLL_SECONDS: Final = 0.05
 """Between two tries of a lock."""
 
+_UNFINISHED: Final = re.compile(r"\..+\.\d+(\.json\.gz)?")  # of a profile the end says how
 _STILL_READ: Final = (errno.ENOTEMPTY, errno.EBUSY)
 
 
@@ -170,7 +171,7 @@ def remove_leftovers(folder: Path) -> None:
     for path in list(folder.rglob(".*")):
         if path.suffix in (".unfinished", ".removed"):
             shutil.rmtree(path, ignore_errors=True)
-        elif re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
+        elif _UNFINISHED.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 

@@ -68,6 +68,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     left = [
         ".profile.json.8",
         "metrics/.iteration-000002.json.4123",
+        "profiles/.worker-0-train.json.gz.77.json.gz",
         ".v2.unfinished/x",
         ".v3.removed/x",
     ]
