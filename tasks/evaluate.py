@@ -1,6 +1,7 @@
 """Evaluation task: sample prompts without noise on a rollout worker, and score the images."""
 
 from contextlib import nullcontext
+from time import monotonic
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from tasks.receipts import Nothing, Scored
 from tasks.score import scores_of
 from tasks.worker.engine import engine_of, working
 from tasks.worker.fetching import load_average
-from tasks.worker.pulling import PullError
+from tasks.worker.pulling import BUCKET_SECONDS, PullError
 
+MOST_PULLS = 3  # of the weights that are judged
 SHOWN_PER_PROMPT = 8
 THUMBNAIL_PIXELS = 128  # what goes through the flow process stays small
 SHOWN_VIDEOS, SHOWN_FRAMES = 4, 16  # of a prompt, of a video
@@ -61,11 +63,10 @@ def sample_and_score(
 
     Raises:
         RewardError: a reward failed, or a sample has values that are not finite.
-        PullError: that device is gone, or what it sent arrived damaged.
+        PullError: that device is gone, or what it sent arrived damaged, and did so again.
     """
     with working(run_id) as engine:
-        if failure := load_average(run_id, policy_version, source, by_delta=by_delta):
-            raise PullError(failure)
+        _load(run_id, policy_version, source, by_delta=by_delta)
         config, policy = engine.config, engine.policy
         own_rewards = that_see(config.rewards_of(None), "samples")
         forms = forms_of(that_see(config.rewards, "samples"))
@@ -97,6 +98,24 @@ def sample_and_score(
         about = Asked.of(asked, config.model.size, policy.device)
         scored = scores_of(engine.rewards, own_rewards, samples, about)
     return to_arrays({form: samples[form] for form in keep}), scored
+
+
+def _load(run_id: str, judged: PolicyVersion, source: tuple[str, ...], *, by_delta: bool) -> None:
+    """Hold the weights that are judged; tried again where that fails soon, as a connection ends.
+
+    A source that takes its time may be frozen, which the run finds by itself.
+
+    Raises:
+        PullError: it failed.
+    """
+    failure, began = "", monotonic()
+    for _ in range(MOST_PULLS):
+        failure = load_average(run_id, judged, source, by_delta=by_delta)
+        if not failure:
+            return
+        if monotonic() - began >= BUCKET_SECONDS:
+            break
+    raise PullError(failure)
 
 
 @together
