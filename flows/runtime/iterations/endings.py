@@ -50,7 +50,7 @@ class Endings:
             self._end_first()
 
     def end_all(self) -> None:
-        """Let all end, as the run does; wait until all but the last are published."""
+        """Let all end, as the run does, and wait until all are published."""
         while self._waiting:
             if self._published is not None:
                 wait([self._published], PUBLISH_SECONDS)
@@ -60,6 +60,8 @@ class Endings:
                 self._waiting.clear()
                 return
             self._end_first()
+        if self._published is not None:
+            wait([self._published], PUBLISH_SECONDS)
 
     def _is_published(self) -> bool:
         """Return whether the last that was let end has published its record."""
