@@ -64,6 +64,7 @@ def evaluate_run(
     config = judged_config(run_dir, asked)
     check_judged(config, run_dir, asked)
     with reopen_run(config, run_dir) as reopened:
+        reopened.fleet.has_to_see_folder()
         if first := evaluations_of(run_dir).get(FIRST):
             reopened.progress.evaluated(FIRST, first)
         tell_of_damaged(reopened)

@@ -47,6 +47,7 @@ def post_train(config: RunConfig, resume: str | None = None) -> RunReport:
     for note in notes_on_rewards(config):
         warn(note)
     with open_run(config, folder) as run:
+        run.fleet.has_to_see_folder()
         while True:
             try:
                 train(run)

@@ -54,6 +54,11 @@ def keep_checkpoint(
     return True
 
 
+async def is_there(path: Path) -> bool:
+    """Say, in a worker, whether it sees a file."""
+    return await asyncio.to_thread(path.is_file)
+
+
 async def _begin(run_id: str, folder: Path, version: int) -> bool:
     if version not in engine_of(run_id).unsaved:
         return False

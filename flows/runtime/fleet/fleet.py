@@ -36,6 +36,8 @@ class Fleet:
     """How often each worker was lost since something was last finished."""
     empty_since: dict[str, float] = field(default_factory=dict)
     """Pools without a worker, and since when (``time.monotonic``)."""
+    shares_folder: bool = False
+    """Whether workers have to see the run's folder, as what they write there is to stay."""
     num_lost: int = 0
     num_joined: int = 0
     num_left: int = 0
@@ -113,6 +115,10 @@ class Fleet:
         """Note that a worker does not take part after all."""
         self.followers.pop(name, None)
         del self.addresses[name]
+
+    def has_to_see_folder(self) -> None:
+        """Note that what workers write into the run's folder is to stay."""
+        self.shares_folder = True
 
     def formed(self, name: str, followers: Mapping[str, str]) -> None:
         """Note the members of a gang but for its leader, whose workers hold a model together."""

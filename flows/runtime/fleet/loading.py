@@ -9,6 +9,7 @@ from digen_core.planning.profile import Measured
 from digen_core.planning.sizes import cost_of_default
 from digen_core.preflight.reward_probe import NUM_SAMPLES
 from flows.runtime.context import RunContext
+from flows.runtime.fleet.folders import require_folder
 from flows.runtime.fleet.task_set import Submitted, TaskSet
 from flows.runtime.notify import notify
 from flows.runtime.observers import count, say
@@ -25,11 +26,16 @@ from tasks.setup import load_model
 
 
 def load_models(run: RunContext, task_set: TaskSet, devices: Iterable[Device]) -> None:
-    """Load the model on the workers of some devices, save those that hold it already."""
+    """Load the model on the workers of some devices, save those that hold it already.
+
+    Raises:
+        UserError: a worker cannot load it, or does not see the folder into which it is to write.
+    """
     loading: dict[Submitted[Facts], str] = {}
     for device in devices:
         if not run.fleet.holds_model(device):
             _form(run, device)
+            require_folder(run, device)
             label, roles = f"load model on {device.name}", roles_of(run, device)
             body = run.workers.body(load_model)
             submitted = task_set.submit(body, label, device.name, run.config, device.name, roles)
