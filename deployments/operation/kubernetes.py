@@ -6,6 +6,7 @@ team, which knows its ranks by JOB_COMPLETION_INDEX.
 """
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +17,16 @@ from deployments.operation.state import ENVIRONMENT
 from deployments.operation.workers import Kind, Teams, in_teams, spares_in
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
-from tasks.cluster.cluster import as_environment
-from tasks.cluster.listening import ENCRYPTED, INSECURE, tls_settings
+from tasks.cluster import dashboard
+from tasks.cluster.cluster import QUIET, as_environment
+from tasks.cluster.listening import ENCRYPTED, INSECURE, PRELOADS_OF_SCHEDULERS, tls_settings
 
 FILE: Final = "cluster.yaml"
 TLS_FOLDER: Final = Path("/tls")  # in a container
 
 _WORKER_NAME: Final = "$(DASK_WORKER_NAME)"  # which the operator gives
+_PRELOADS: Final = [name for name in PRELOADS_OF_SCHEDULERS if name != dashboard.PRELOAD]
+"""Of the scheduler: probes ask for its dashboard by other names than those that this lets in."""
 _RESTARTS: Final = 1000
 """Of the pods of a gang, until its job counts as failed."""
 
@@ -144,7 +148,11 @@ def _pod_of(
 def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
     container = {
         "name": "scheduler",
-        "args": ["dask", "scheduler", "--host", "0.0.0.0"] + ["--protocol", "tls"] * tls,
+        "args": [
+            *("dask", "scheduler", "--host", "0.0.0.0", *["--protocol", "tls"] * tls),
+            *(word for name in _PRELOADS for word in ("--preload", name)),
+        ],
+        "env": _env_of(QUIET),
         "ports": [
             {"name": "tcp-comm", "containerPort": 8786, "protocol": "TCP"},
             {"name": "http-dashboard", "containerPort": 8787, "protocol": "TCP"},
@@ -169,8 +177,7 @@ def _pod(
     volumes: dict[str, tuple[Any, Any]] = {}  # by name how one is mounted, and what it is
     if tls:
         paths = tls_settings(TLS_FOLDER / CERTIFICATE.name, TLS_FOLDER / KEY.name)
-        variables = as_environment(ENCRYPTED | paths)
-        container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+        container["env"] = [*container.get("env", ()), *_env_of(ENCRYPTED | paths)]
         secret = {"secret": {"secretName": f"{cluster.kubernetes.name}-tls"}}
         volumes["tls"] = {"mountPath": str(TLS_FOLDER), "readOnly": True}, secret
     if shares_memory:
@@ -180,6 +187,11 @@ def _pod(
     container["volumeMounts"] = [{"name": name, **own} for name, (own, _) in volumes.items()]
     named = [{"name": name, **own} for name, (_, own) in volumes.items()]
     return {"containers": [container], "volumes": named}
+
+
+def _env_of(settings: Mapping[str, object]) -> list[dict[str, str]]:
+    """Return Dask settings as variables of a container."""
+    return [{"name": name, "value": value} for name, value in as_environment(settings).items()]
 
 
 def _scheduler_service(cluster: Cluster) -> dict[str, Any]:

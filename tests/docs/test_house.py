@@ -12,6 +12,8 @@ from cyclopts import App
 
 from deployments.cli import app
 from support.paths import ROOT
+from tasks.cluster import ahead, lineage
+from tasks.cluster.cluster import QUIET, as_environment
 
 YAML = [
     *sorted((ROOT / ".github").rglob("*.yml")),
@@ -55,6 +57,14 @@ def test_compose_calls_commands_that_there_are():
         command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
         assert command.__name__ == "worker"
         assert bound.arguments["insecure"]
+
+
+def test_the_scheduler_of_compose_remembers_as_little_as_that_of_digen_up():
+    dask = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["dask"]
+    assert as_environment(QUIET).items() <= dask["environment"].items()
+    words = shlex.split(dask["command"])
+    assert {lineage.PRELOAD, ahead.PRELOAD} <= {*words}
+    assert "--no-dashboard" in words, "else it needs the gate of tasks.cluster.dashboard"
 
 
 def test_the_newest_release_is_the_version():

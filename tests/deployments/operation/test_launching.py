@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from distributed.cli.dask_scheduler import main as scheduler_command
 
 from deployments.cli import run
 from deployments.operation.launching import files_for
@@ -16,6 +17,8 @@ from deployments.shipped import CLUSTERS
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import load_cluster
 from support.operator_schema import schema_of
+from tasks.cluster import ahead, lineage
+from tasks.cluster.cluster import QUIET, as_environment
 
 MIXED = """
 network = 25
@@ -297,6 +300,19 @@ def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
     assert ("/tls/certificate.pem" in text) == tls
     assert "/dev/shm" not in text, "each pod has one worker"
     assert resources[1]["spec"]["cluster"] == resources[0]["metadata"]["name"]
+
+
+def test_the_scheduler_in_kubernetes_is_set_up_as_that_of_digen_up(cluster):
+    """Without it the scheduler remembers more with every task, and sites get each value anew."""
+    (resource, *_) = yaml.safe_load_all(files_for(cluster, "kubernetes", True)["cluster.yaml"])
+    (container,) = resource["spec"]["scheduler"]["spec"]["containers"]
+    assert {own["name"]: own["value"] for own in container["env"]}.items() >= {
+        *as_environment(QUIET).items(),
+        ("DASK_DISTRIBUTED__COMM__TLS__CA_FILE", "/tls/certificate.pem"),
+    }
+    options = scheduler_command.make_context("dask scheduler", container["args"][2:]).params
+    assert options["preload"] == (lineage.PRELOAD, ahead.PRELOAD)
+    assert (options["host"], options["protocol"]) == ("0.0.0.0", "tls")
 
 
 def test_the_schema_of_the_operator_is_no_empty_one(cluster):
