@@ -142,7 +142,8 @@ def _pod_of(
     labels = zone | own.node_labels.get(group.kind, {})
     where = {"nodeSelector": labels} if labels else {}
     # members of a gang beside each other, which NCCL has exchange what they compute with there
-    return where | _pod(cluster, container, tls, shares_memory=group.cuda and share > 1)
+    shares_memory = group.cuda and share > 1
+    return where | _pod(cluster, container, tls, shares_memory=shares_memory, claim=own.claim)
 
 
 def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
@@ -163,7 +164,12 @@ def _scheduler_pod(cluster: Cluster, tls: bool) -> dict[str, Any]:
 
 
 def _pod(
-    cluster: Cluster, container: dict[str, Any], tls: bool, *, shares_memory: bool = False
+    cluster: Cluster,
+    container: dict[str, Any],
+    tls: bool,
+    *,
+    shares_memory: bool = False,
+    claim: str | None = None,
 ) -> dict[str, Any]:
     """Return a pod of a container.
 
@@ -172,6 +178,7 @@ def _pod(
         container: what it is beside that.
         tls: whether it gets the cluster's keys.
         shares_memory: whether its processes share more memory than the 64 MB that each pod gives.
+        claim: of the volume with this folder, which it has under the same path; None: it has none.
     """
     container = container | {"image": cluster.kubernetes.image}
     volumes: dict[str, tuple[Any, Any]] = {}  # by name how one is mounted, and what it is
@@ -182,6 +189,10 @@ def _pod(
         volumes["tls"] = {"mountPath": str(TLS_FOLDER), "readOnly": True}, secret
     if shares_memory:
         volumes["shared-memory"] = {"mountPath": "/dev/shm"}, {"emptyDir": {"medium": "Memory"}}
+    if claim is not None:
+        here = str(Path.cwd())
+        container["workingDir"] = here
+        volumes["folder"] = {"mountPath": here}, {"persistentVolumeClaim": {"claimName": claim}}
     if not volumes:
         return {"containers": [container]}
     container["volumeMounts"] = [{"name": name, **own} for name, (own, _) in volumes.items()]

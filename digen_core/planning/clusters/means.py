@@ -63,6 +63,10 @@ class KubernetesConfig(Strict):
     memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
     """Memory of a worker's pod; of a gang on several hosts, of each of its pods."""
 
+    claim: str | None = Field(None, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)
+    """PersistentVolumeClaim with the folder that digen is called in: the workers' pods have that
+    under the same path, and begin there. Null: they have none, and trainers need one."""
+
     node_labels: dict[Name, dict[Label, Label]] = Field(default={})
     """Labels of the nodes that have devices of a kind, by kind: the ``nodeSelector`` of pods."""
 

@@ -302,6 +302,26 @@ def test_kubernetes_takes_what_the_operator_takes(cluster, tls):
     assert resources[1]["spec"]["cluster"] == resources[0]["metadata"]["name"]
 
 
+@pytest.mark.parametrize("tls", [True, False])
+def test_pods_have_the_folder_that_a_claim_names(tmp_path, monkeypatch, tls):
+    """Under its own path: workers write into the run's folder, and read what configs name."""
+    path = tmp_path / "claimed.toml"
+    path.write_text(MIXED.replace("[kubernetes]", '[kubernetes]\nclaim = "rl-home"'))
+    monkeypatch.chdir(tmp_path)
+    files = files_for(load_cluster(path), "kubernetes", tls)
+    resources = list(yaml.safe_load_all(files["cluster.yaml"]))
+    for resource in resources:
+        jsonschema.validate(resource, schema_of(resource["kind"]))
+        pod = resource["spec"]["worker"]["spec"]
+        (container,) = pod["containers"]
+        mounts = {own["mountPath"]: own["name"] for own in container["volumeMounts"]}
+        volumes = {own["name"]: own for own in pod["volumes"]}
+        claim = volumes[mounts[str(tmp_path)]]["persistentVolumeClaim"]
+        assert claim == {"claimName": "rl-home"}
+        assert container["workingDir"] == str(tmp_path)
+    assert "rl-home" not in str(resources[0]["spec"]["scheduler"])
+
+
 def test_the_scheduler_in_kubernetes_is_set_up_as_that_of_digen_up(cluster):
     """Without it the scheduler remembers more with every task, and sites get each value anew."""
     (resource, *_) = yaml.safe_load_all(files_for(cluster, "kubernetes", True)["cluster.yaml"])
