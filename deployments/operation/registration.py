@@ -13,6 +13,7 @@ from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed, State
@@ -24,6 +25,7 @@ from digen_core.errors import UserError
 POOL, QUEUE = "digen", "cluster"
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
 DEPLOY_SECONDS = 300.0
+OWN_RUN = "PREFECT__FLOW_RUN_ID"  # variable by which a Prefect worker tells a process its run
 CANCEL_SECONDS = 2.0  # for Prefect to be notified that runs end
 
 
@@ -69,11 +71,28 @@ async def _make_queue() -> None:
 
 
 def crash_lost_runs(environment: Mapping[str, str]) -> None:
-    """Mark runs whose process is gone: they would block the queue for ever."""
-    alive = set(psutil.pids())
+    """Mark runs whose process is gone: they would block the queue for ever.
+
+    One that was suspended has no process, by design: a Prefect worker starts it again.
+    """
     state: State[Any] = Crashed(message="The process of this run is gone.")
+
+    def is_lost(run: FlowRun, pid: int) -> bool:
+        is_suspended = run.state is not None and bool(run.state.state_details.pause_reschedule)
+        return not (is_suspended or _is_of(pid, run))
+
     with _at(environment):
-        asyncio.run(_end_runs(lambda pid: pid not in alive, state))
+        asyncio.run(_end_runs(is_lost, state))
+
+
+def _is_of(pid: int, run: FlowRun) -> bool:
+    """Say whether a process is that of a run: after a restart another one may have its id."""
+    try:
+        return psutil.Process(pid).environ().get(OWN_RUN) == str(run.id)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:  # of another user: nobody knows
+        return True
 
 
 def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> bool:
@@ -82,7 +101,7 @@ def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> b
     Return whether Prefect answered in time.
     """
     state: State[Any] = Cancelled(message="digen down ended the process of this run.")
-    marking = _end_runs(lambda pid: pid in processes, state)
+    marking = _end_runs(lambda run, pid: pid in processes, state)
     with _at(environment):
         try:
             asyncio.run(asyncio.wait_for(marking, CANCEL_SECONDS))
@@ -91,14 +110,14 @@ def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> b
     return True
 
 
-async def _end_runs(is_meant: Callable[[int], bool], state: State[None]) -> None:
+async def _end_runs(is_meant: Callable[[FlowRun, int], bool], state: State[None]) -> None:
     async with get_client() as client:
         runs = await client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(UNDER_WAY),
             work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
         )
-        pids = {run.id: run.infrastructure_pid or "" for run in runs}
-        ended = [run for run, pid in pids.items() if pid.isdecimal() and is_meant(int(pid))]
+        pids = [(run, run.infrastructure_pid or "") for run in runs]
+        ended = [run.id for run, pid in pids if pid.isdecimal() and is_meant(run, int(pid))]
         parents = {"parent_flow_run_id": {"any_": ended}}
         if ended:
             inner = FlowRunFilter.model_validate(UNDER_WAY | parents)

@@ -4,12 +4,14 @@ import asyncio
 import os
 import subprocess
 import sys
-from uuid import uuid4
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID, uuid4
 
 import pytest
 from prefect import get_client
 from prefect.settings import get_current_settings
-from prefect.states import Running
+from prefect.states import Paused, Running, Suspended
 
 from deployments.operation import registration
 from deployments.operation.registration import POOL, QUEUE
@@ -34,6 +36,21 @@ async def run_of(pid: int):
         return run.id
 
 
+async def set_state(run, state):
+    async with get_client() as client:
+        await client.set_flow_run_state(run, state, force=True)
+
+
+async def set_process(run, pid: int):
+    async with get_client() as client:
+        await client.update_flow_run(run, infrastructure_pid=str(pid))
+
+
+async def process_of(run) -> int:
+    async with get_client() as client:
+        return int((await client.read_flow_run(run)).infrastructure_pid)
+
+
 async def states(*runs):
     async with get_client() as client:
         return [(await client.read_flow_run(run)).state.type.value for run in runs]
@@ -47,13 +64,55 @@ def test_the_queue_takes_one_run_at_a_time(api):
     assert asyncio.run(limit()) == 1
 
 
-def test_runs_whose_process_is_gone_are_marked_and_others_are_not(api):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    lost, alive = asyncio.run(run_of(gone.pid)), asyncio.run(run_of(os.getpid()))
+@pytest.fixture
+def gone() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def alive(api) -> Iterator[UUID]:
+    """A run whose process a Prefect worker has started."""
+    run = asyncio.run(run_of(0))
+    with started(run) as process:
+        asyncio.run(set_process(run, process.pid))
+        yield run
+
+
+@contextmanager
+def started(run: UUID | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that goes on until it is not needed any more, of a run or of none."""
+    own = {"PREFECT__FLOW_RUN_ID": str(run)} if run else {}
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | own) as process:
+        yield process
+        process.kill()
+
+
+def test_runs_whose_process_is_gone_are_marked_and_others_are_not(api, gone, alive):
+    lost = asyncio.run(run_of(gone))
     registration.crash_lost_runs(api)
     assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
-    registration.cancel_runs({gone.pid}, api)
+    registration.cancel_runs({gone}, api)
     assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
-    registration.cancel_runs({os.getpid()}, api)
+    registration.cancel_runs({asyncio.run(process_of(alive))}, api)
     assert asyncio.run(states(lost, alive)) == ["CRASHED", "CANCELLED"]
+
+
+def test_a_run_that_waits_for_resume_needs_no_process(api, gone):
+    """Its process ends at the pause; a `digen up` after it left nothing to resume."""
+    suspended, held = asyncio.run(run_of(gone)), asyncio.run(run_of(gone))
+    asyncio.run(set_state(suspended, Suspended(message="paused after iteration 3")))
+    asyncio.run(set_state(held, Paused()))  # as by digen pause: its process was to go on with it
+    registration.crash_lost_runs(api)
+    assert asyncio.run(states(suspended, held)) == ["PAUSED", "CRASHED"]
+
+
+def test_a_process_of_somebody_else_is_not_the_runs(api, alive):
+    """Ids are given again, as after a restart of the machine or of a container."""
+    with started() as other:
+        lost = asyncio.run(run_of(other.pid))
+        registration.crash_lost_runs(api)
+    assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
