@@ -30,6 +30,7 @@ from prefect.settings import (
     get_current_settings,
     temporary_settings,
 )
+from prefect.states import Scheduled
 
 from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
@@ -241,10 +242,12 @@ def set_state(runs_dir: Path, flow_run_id: str, state: State[Any], before: str) 
             settings[PREFECT_API_AUTH_STRING] = api.auth
         try:
             with temporary_settings(settings), get_client(sync_client=True) as client:
-                now = client.read_flow_run(UUID(flow_run_id)).state
-                if now is None or now.type.value.lower() != before:
+                run = client.read_flow_run(UUID(flow_run_id))
+                if (now := run.state) is None or now.type.value.lower() != before:
                     name = now.name if now else "unknown"
                     raise UserError(f"the run is {name} in Prefect, not {before}")
+                if now.state_details.pause_reschedule and run.deployment_id:
+                    state = Scheduled(name="Resuming")  # it has no process: a worker starts one
                 client.set_flow_run_state(flow_run_id, state, force=True)
                 return
         except (httpx.HTTPError, ObjectNotFound):

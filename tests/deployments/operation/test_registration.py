@@ -14,6 +14,7 @@ from prefect.settings import get_current_settings
 from prefect.states import Paused, Running, Suspended
 
 from deployments.operation import registration
+from deployments.operation.prefect_server import set_state as set_state_of
 from deployments.operation.registration import POOL, QUEUE
 
 
@@ -116,3 +117,11 @@ def test_a_process_of_somebody_else_is_not_the_runs(api, alive):
         lost = asyncio.run(run_of(other.pid))
         registration.crash_lost_runs(api)
     assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
+
+
+def test_a_suspended_run_that_is_resumed_is_started_by_a_worker(api, gone, tmp_path):
+    """Without a process it would be taken for running, and hold up the queue for ever."""
+    suspended = asyncio.run(run_of(gone))
+    asyncio.run(set_state(suspended, Suspended()))
+    set_state_of(tmp_path, str(suspended), Running(), "paused")  # as digen pause --off does
+    assert asyncio.run(states(suspended)) == ["SCHEDULED"]
