@@ -192,15 +192,17 @@ def worker(
         _check_spare(name, spare_for, others | {"--members": members > 1})
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-    from deployments.local import failures_in_one_line
     from digen_core.planning.clusters.groups import ROLES
     from digen_core.preflight.network import parse_address
-    from tasks.cluster.spares import spare_resources
-    from tasks.worker.process import resources_of, run_worker
 
     label = "the scheduler's address" if scheduler else "DASK_SCHEDULER_ADDRESS"
     address = scheduler or os.environ["DASK_SCHEDULER_ADDRESS"]
     parse_address(label, address)
+
+    from deployments.local import failures_in_one_line
+    from tasks.cluster.spares import spare_resources
+    from tasks.worker.process import resources_of, run_worker
+
     if leave:
         from deployments.operation.leaving import leave_cluster
 

@@ -63,10 +63,6 @@ def check_scheduler(label: str, address: str) -> None:
         ConfigError: nothing does, or it is no address.
     """
     found = parse_address(label, address)
-    if found["scheme"] not in _DASK:
-        raise ConfigError(
-            f"{label} is {address}, but Dask knows no {found['scheme']}://; use tcp:// or tls://"
-        )
     if (found["scheme"] or "tcp") not in ("tcp", "tls"):
         return
     try:
@@ -79,15 +75,20 @@ def check_scheduler(label: str, address: str) -> None:
 
 
 def parse_address(label: str, address: str) -> dict[str, str]:
-    """Return scheme, host and port of an address.
+    """Return scheme, host and port of an address of Dask.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or Dask does not know the scheme.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
         raise ConfigError(f"{label} is {address!r}; use an address such as tcp://10.0.0.1:8786")
-    return found.groupdict(default="")
+    parts = found.groupdict(default="")
+    if parts["scheme"] not in _DASK:
+        raise ConfigError(
+            f"{label} is {address}, but Dask knows no {parts['scheme']}://; use tcp:// or tls://"
+        )
+    return parts
 
 
 def check_tracking(label: str, uri: str) -> None:

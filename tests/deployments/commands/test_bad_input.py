@@ -987,6 +987,16 @@ def free_port():
         return server.getsockname()[1]
 
 
+@pytest.mark.parametrize("more", [[], ["--leave"]], ids=["starts", "leaves"])
+def test_a_worker_is_told_that_a_page_is_no_scheduler(more, refused):
+    """As that of its dashboard, which is printed beside it."""
+    message = refused(["worker", "http://127.0.0.1:8787", "--name", "a", *more])
+    assert message == (
+        "the scheduler's address is http://127.0.0.1:8787, but Dask knows no http://; use tcp:// "
+        "or tls://"
+    )
+
+
 def test_servers_that_do_not_answer_are_refused(refused, free_port, monkeypatch):
     scheduler = ["train", "job.toml", "--cluster.scheduler-address"]
     address = f"tcp://127.0.0.1:{free_port}"
