@@ -141,7 +141,7 @@ def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
             address is none.
     """
     asked = asked_of_worker(arguments)
-    address = _scheduler_of(asked)
+    address = scheduler_of(asked)
     scheduler = parse_address("the scheduler's address", address)
     options = ["--worker-class", TASK_WORKER]
     if asked["listen_address"]:
@@ -164,8 +164,12 @@ def options_of_worker(arguments: Sequence[str], *, insecure: bool) -> list[str]:
     return options
 
 
-def _scheduler_of(asked: dict[str, Any]) -> str:
-    """Return the address of a worker's scheduler."""
+def scheduler_of(asked: dict[str, Any]) -> str:
+    """Return the address of a worker's scheduler.
+
+    Args:
+        asked: as `asked_of_worker` returns it.
+    """
     if asked["scheduler_file"]:
         return str(json_load_robust(asked["scheduler_file"])["address"])
     return str(asked["scheduler"] or dask.config.get("scheduler-address", ""))

@@ -12,22 +12,29 @@ network.
 
 import os
 import re
+import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Collection, Sequence
-from typing import Final
+from time import monotonic, sleep
+from typing import Any, Final
 
 import dask
+from dask.utils import parse_timedelta
 
 from digen_core.errors import UserError
+from digen_core.preflight.network import parse_address
 from tasks.cluster import garbage
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
-from tasks.cluster.listening import INSECURE, options_of_worker
+from tasks.cluster.listening import INSECURE, asked_of_worker, options_of_worker, scheduler_of
 from tasks.cluster.presence import SITE
-from tasks.worker.followers import beside, member_arguments, ranks_of
+from tasks.worker.followers import beside, gpus_of, member_arguments, ranks_of
 
 WAIT_SECONDS: Final = 300
 """How long a worker starts, or waits for its scheduler, which may be gone."""
+
+LOOK_SECONDS: Final = 1.0
+CONNECT_SECONDS: Final = 5.0
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = (
@@ -61,39 +68,89 @@ def run_worker(
 
     Raises:
         UserError: dask-cuda is not installed; there are no such members of the gang, or too few
-            GPUs for them; the cluster has a worker of this name; or the worker would listen on a
-            network without TLS, and may not.
+            GPUs for them; the cluster has a worker of this name, or is not there; or the worker
+            would listen on a network without TLS, and may not.
         Exception: it did not start.
     """
-    listening = options_of_worker(arguments, insecure=insecure)
+    options_of_worker(arguments, insecure=insecure)
     own = ranks_of(ranks, members)
-    if members == 1:
-        return _run(arguments, listening, cuda=cuda)
-    if cuda:
+    if cuda and members > 1:
         raise UserError(
             f"--cuda starts a device for each GPU; leave it out with --members {members}"
         )
+    command = _command_of(cuda)
+    if members > 1:
+        gpus_of(os.environ, len(own))
+    await_scheduler(arguments)
+    listening = options_of_worker(arguments, insecure=insecure)  # its name may lead somewhere now
+    if members == 1:
+        return _run(command, arguments, [*listening, *(["--preload", PRELOAD] if cuda else [])])
     first, *others = (member_arguments(arguments, rank, members) for rank in own)
     with beside([[*other, *([INSECURE] if insecure else [])] for other in others]):
-        _run(first, listening, cuda=False)
+        _run(command, first, listening)
 
 
-def _run(arguments: Sequence[str], listening: Sequence[str], *, cuda: bool) -> None:
-    if cuda:
-        try:
-            from dask_cuda.cli import worker as command
-        except ImportError as error:
-            raise UserError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
-    else:
-        from distributed.cli.dask_worker import main as command
-    # By --preload, the process that only watches over the worker would import it, too.
+def await_scheduler(arguments: Sequence[str]) -> None:
+    """Wait until something listens where a worker's scheduler is to be, and say that it is awaited.
+
+    Dask's own process beside the worker would give up after half a minute.
+
+    Args:
+        arguments: of ``dask worker``.
+
+    Raises:
+        UserError: nothing does in the time that the arguments give, or it is no address.
+    """
+    asked = asked_of_worker([*DEFAULTS, *arguments])
+    address = scheduler_of(asked)
+    found = parse_address("the scheduler's address", address)
+    if (found["scheme"] or "tcp") not in ("tcp", "tls"):
+        return
+    seconds = float(parse_timedelta(asked["death_timeout"], "s"))
+    began, is_told = monotonic(), False
+    while why := _why_silent(found["host"], int(found["port"])):
+        if monotonic() - began > seconds:
+            raise UserError(
+                f"no scheduler answers at {address} ({why}), for {seconds:.0f} s; start it, or "
+                "correct the address"
+            )
+        if not is_told:
+            sys.stderr.write(f"waiting for the scheduler at {address}, {seconds:.0f} s at most\n")
+            is_told = True
+        sleep(LOOK_SECONDS)
+
+
+def _why_silent(host: str, port: int) -> str:
+    """Return why nothing can be reached at a port; empty if something can."""
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        return str(error)
+    return ""
+
+
+def _command_of(cuda: bool) -> Any:
+    """Return the command that is run."""
+    if not cuda:
+        from distributed.cli.dask_worker import main
+
+        return main
+    try:
+        from dask_cuda.cli import worker
+    except ImportError as error:
+        raise UserError("--cuda needs dask-cuda: pip install 'digen[cuda]'") from error
+    return worker
+
+
+def _run(command: Any, arguments: Sequence[str], options: Sequence[str]) -> None:
+    # By --preload, the process that only watches over the worker would import it, too; that of
+    # dask-cuda, which has modules of its own, takes no other.
     preload = {"distributed.worker.preload": [garbage.PRELOAD, PRELOAD]}
-    options = ["--preload", PRELOAD] if cuda else []  # with modules of its own, it takes no other
     num_threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
     with dask.config.set(settings_of_workers(num_threads) | preload):
         try:
             command.main(
-                [*DEFAULTS, *listening, *options, *arguments],
+                [*DEFAULTS, *options, *arguments],
                 prog_name="digen worker",
                 standalone_mode=False,
             )

@@ -9,10 +9,13 @@ import pytest
 from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
+from digen_core.errors import UserError
+from support.mlflow_server import free_port
 from support.waiting import comes_to
 from tasks.cluster.calls import on_scheduler
 from tasks.cluster.cluster import run_cluster
 from tasks.cluster.presence import addresses_of, dismiss
+from tasks.worker.process import await_scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +77,34 @@ def test_a_worker_ends_with_its_scheduler():
                 assert comes_to(lambda: statuses_of_nannies(client) == {"running"})
             ending.close()
             assert process.wait(60) == 0
+
+
+def test_a_worker_that_is_started_before_its_scheduler_waits(monkeypatch):
+    """Also for longer than Dask tries to connect, here a second: as where pods or jobs start."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    with worker_process(address) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(8)
+        where = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+        command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *where]
+        with subprocess.Popen(command) as scheduler:
+            monkeypatch.delenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT")
+            try:
+                with Client(address, timeout="30s", set_as_default=False) as client:
+                    await_address(client)
+            finally:
+                scheduler.kill()
+
+
+def test_a_worker_whose_scheduler_does_not_come_says_so(capsys):
+    address = f"tcp://127.0.0.1:{free_port()}"
+    said = rf"no scheduler answers at {address} \(.*refused\), for 1 s; start it"
+    with pytest.raises(UserError, match=said):
+        await_scheduler([address, "--name", "w", "--death-timeout", "1"])
+    waits = f"waiting for the scheduler at {address}, 1 s at most\n"
+    assert capsys.readouterr().err == waits
 
 
 @pytest.mark.operation
