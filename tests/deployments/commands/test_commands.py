@@ -15,6 +15,7 @@ from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.load import load_config
 from digen_core.preflight.model import explain_load_error
 from digen_core.records import EvaluationReport, RunReport
+from flows.reopen import locked
 
 
 def test_the_unspoilt_job_runs(job, local, capsys):
@@ -133,7 +134,10 @@ def test_a_run_is_paused_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
     told = []
     monkeypatch.setattr("deployments.local.pause_run", lambda *of: told.append(of))
     monkeypatch.chdir(tmp_path)
-    assert run(["pause", "mine"]) == 0
+    assert run(["pause", "mine"]) == 2  # its process was killed, though Prefect shows it as running
+    assert "runs/mine is not being trained; 'digen ls' lists what is" in capsys.readouterr().err
+    with locked(folder):
+        assert run(["pause", "mine"]) == 0
     assert run(["pause", "runs/mine", "--off"]) == 0
     assert told == [(Path("runs/mine"), "last", False), (Path("runs/mine"), "last", True)]
     assert "it goes on" in capsys.readouterr().out
