@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch):
     fleet = Fleet(devices, {device.name: f"tcp://{device.name}" for device in devices})
     fleet.formed("gang-0", {"gang-0.1": "tcp://other"})
     fleet.has_to_see_folder()
-    found = SimpleNamespace(fleet=fleet, client=None, run_dir=tmp_path, config=RunConfig())
+    found = SimpleNamespace(fleet=fleet, client=None, shared_dir=tmp_path, config=RunConfig())
     found.blind, found.asked = set(), []
 
     def on_workers(client, members, look):
