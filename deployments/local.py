@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
 from digen_core.checkpoints.judging import Judging, judged_config
+from digen_core.checkpoints.run_state import holder_of
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
@@ -155,6 +156,8 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
     Raises:
         UserError: no server of Prefect answers, or the run does not run.
     """
+    if not off and holder_of(run_dir) is None:  # one that is to continue may have no process
+        raise UserError(f"{run_dir} is not being trained; 'digen ls' lists what is")
     apply_settings()
     from prefect.states import Paused, Running, State
 

@@ -181,12 +181,11 @@ def pause(
         runs_dir: Folder of the runs.
     """
     from digen_core.checkpoints.manifest import read_lineage
-    from digen_core.checkpoints.run_state import find_run, holder_of
+    from digen_core.checkpoints.run_state import find_run
 
     folder = find_run(run, runs_dir)
     lineage = read_lineage(folder)
-    is_trained = off or holder_of(folder) is not None  # a suspended one has no process
-    if lineage is None or not lineage.flow_run_ids or not is_trained:
+    if lineage is None or not lineage.flow_run_ids:
         raise UserError(f"{folder} is not being trained; 'digen ls' lists what is")
 
     from deployments import local

@@ -1,7 +1,6 @@
 """What the commands print, and what they do with mistakes and failures."""
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -132,14 +131,15 @@ def test_a_run_is_paused_by_its_name_or_folder(tmp_path, monkeypatch, capsys):
     lineage = Lineage(run_id="mine", flow_run_ids=("first", "last"), **own)
     (folder / "lineage.json").write_text(lineage.model_dump_json())
     told = []
-    monkeypatch.setattr("deployments.local.pause_run", lambda *of: told.append(of))
+    set_state = "deployments.operation.prefect_server.set_state"
+    monkeypatch.setattr(set_state, lambda runs, own, state, before: told.append((own, before)))
     monkeypatch.chdir(tmp_path)
     assert run(["pause", "mine"]) == 2  # its process was killed, though Prefect shows it as running
     assert "runs/mine is not being trained; 'digen ls' lists what is" in capsys.readouterr().err
     with locked(folder):
         assert run(["pause", "mine"]) == 0
     assert run(["pause", "runs/mine", "--off"]) == 0
-    assert told == [(Path("runs/mine"), "last", False), (Path("runs/mine"), "last", True)]
+    assert told == [("last", "running"), ("last", "paused")]
     assert "it goes on" in capsys.readouterr().out
 
 
