@@ -69,7 +69,7 @@ def _one(number: int) -> Block:
 
 
 FLUX: Final = Chain(
-    before=Block("before the blocks", 3_688_366_080.0, 0.0, 90_095_616.0, 0.0, 9_720_844.0),
+    before=Block("before the blocks", 3_688_366_080.0, 0.0, 90_095_616.0, 0.0, 9_745_420.0),
     blocks=(
         _two(0, backward=528_859_791_360.0),
         *(_two(number) for number in range(1, 19)),
