@@ -33,6 +33,7 @@ def setting(tiny_flux, tmp_path):
         "train.dealt_by": "samples",
     }
     config = RunConfig.model_validate(merged(tree_of(tiny_flux, tmp_path), changes))
+    torch.manual_seed(0)  # of some adapters an element of the gradient rounds to more than that
     policy = load_trainable(tiny_flux, "float64", config.train.lora, keep_reference=True)
     generator = torch.Generator().manual_seed(3)
     for parameter in trainable_parameters(policy).values():
@@ -85,7 +86,7 @@ def test_the_gradient_of_a_pair(setting):
     expected = torch.autograd.grad(published(config, policy, prompt), parameters)
     assert sum(float(own.abs().sum()) for own in expected) > 1e-3
     for own, wanted in zip(gradient, expected, strict=True):
-        torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_a_step_along_it_prefers_the_label(setting):
