@@ -65,13 +65,20 @@ def check_scheduler(label: str, address: str) -> None:
     found = parse_address(label, address)
     if (found["scheme"] or "tcp") not in ("tcp", "tls"):
         return
-    try:
-        socket.create_connection((found["host"], int(found["port"])), _TIMEOUT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as error:
+    if why := why_silent(found["host"], int(found["port"])):
         raise ConfigError(
-            f"{label} is {address}, but nothing answers there ({error}); start the scheduler, or "
+            f"{label} is {address}, but nothing answers there ({why}); start the scheduler, or "
             "correct the address"
-        ) from error
+        )
+
+
+def why_silent(host: str, port: int) -> str:
+    """Return why nothing can be reached at a port; empty: something can."""
+    try:
+        socket.create_connection((host, port), _TIMEOUT_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def parse_address(label: str, address: str) -> dict[str, str]:

@@ -183,9 +183,9 @@ def denoise(
         finite = Finite.of(
             {"latent": x_next, "log-prob": logprob, "KL": kl, "reference velocity": base}
         )
-        x_next, (logprob, kl, base, predicted) = (
-            finite.zeroed(x_next),
-            (None if own is None else finite.zeroed(own) for own in (logprob, kl, base, predicted)),
+        x_next = finite.zeroed(x_next)
+        logprob, kl, base, predicted = (
+            None if own is None else finite.zeroed(own) for own in (logprob, kl, base, predicted)
         )
         keeps = reference is not None and reference.kept
         kept = {step: base} if keeps and base is not None else {}

@@ -12,7 +12,6 @@ network.
 
 import os
 import re
-import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Collection, Sequence
@@ -23,7 +22,7 @@ import dask
 from dask.utils import parse_timedelta
 
 from digen_core.errors import UserError
-from digen_core.preflight.network import parse_address
+from digen_core.preflight.network import parse_address, why_silent
 from tasks.cluster import garbage
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
 from tasks.cluster.listening import INSECURE, asked_of_worker, options_of_worker, scheduler_of
@@ -34,7 +33,6 @@ WAIT_SECONDS: Final = 300
 """How long a worker starts, or waits for its scheduler, which may be gone."""
 
 LOOK_SECONDS: Final = 1.0
-CONNECT_SECONDS: Final = 5.0
 
 # The model's memory is no matter for Dask, which would pause a worker that it finds too full.
 DEFAULTS = (
@@ -108,7 +106,7 @@ def await_scheduler(arguments: Sequence[str]) -> None:
         return
     seconds = float(parse_timedelta(asked["death_timeout"], "s"))
     began, is_told = monotonic(), False
-    while why := _why_silent(found["host"], int(found["port"])):
+    while why := why_silent(found["host"], int(found["port"])):
         if monotonic() - began > seconds:
             raise UserError(
                 f"no scheduler answers at {address} ({why}), for {seconds:.0f} s; start it, or "
@@ -118,15 +116,6 @@ def await_scheduler(arguments: Sequence[str]) -> None:
             sys.stderr.write(f"waiting for the scheduler at {address}, {seconds:.0f} s at most\n")
             is_told = True
         sleep(LOOK_SECONDS)
-
-
-def _why_silent(host: str, port: int) -> str:
-    """Return why nothing can be reached at a port; empty if something can."""
-    try:
-        socket.create_connection((host, port), CONNECT_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        return str(error)
-    return ""
 
 
 def _command_of(cuda: bool) -> Any:
