@@ -17,7 +17,6 @@ from digen_core.transport.files import replace_text
 
 HELD_OUT: Final = 0.1
 """Fraction of the prompts that evaluations keep where no file of theirs is given."""
-MAX_HELD_OUT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from tasks.cluster.presence import present_workers
 PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
 OURS = "# Made by 'digen up'; 'digen down' removes it.\n"
-WORKER_SECONDS = 180.0
 TRAINING_SECONDS = 4.0  # to end in order: tasks are dropped, MLflow hears of it
 
 

@@ -299,11 +299,6 @@ class Scenario(Strict):
         """W_g: seconds that the reference device needs to generate an iteration."""
         return self.reference.generation(self.workload)
 
-    def training_work(self, pack_size: int | None = None) -> float:
-        """W_t(b): seconds that the reference device needs to train an iteration in packs of b."""
-        size = pack_size or self.pack_size
-        return self.reference.training(self.workload, self.trained_steps, size)
-
     def cluster(self, num_rollout: int | None) -> tuple[Device, ...]:
         """Return its devices.
 

@@ -1,5 +1,7 @@
 """Scenarios: the shipped ones, their work by hand, and what is wrong with a file."""
 
+from functools import partial
+
 import pytest
 
 from deployments.shipped import SCENARIOS
@@ -23,8 +25,8 @@ def test_the_floor_is_the_recorded_one(path):
 def test_work_by_hand(scenario):
     # 4 fragments of 3 (0.5 + 0.5) + 1 s; 4 pairs in 2 packs of 1 + 2 s, or in 4 of 1 + 1 s.
     assert scenario.generation_work == 16.0
-    assert scenario.training_work() == 6.0
-    assert scenario.training_work(1) == 8.0
+    training = partial(scenario.reference.training, scenario.workload, scenario.trained_steps)
+    assert (training(scenario.pack_size), training(1)) == (6.0, 8.0)
     assert floor_of(scenario) == 11.0
 
 
@@ -34,7 +36,8 @@ def test_work_of_parts_that_do_not_fill(scenario):
         update={"group_size": 3, "trained_per_group": 3, "fragment_size": 2, "pack_size": 4}
     )
     assert odd.generation_work == 2 * (6.5 + 4.0)
-    assert odd.training_work() == (1 + 4) + (1 + 2)
+    training = odd.reference.training(odd.workload, odd.trained_steps, odd.pack_size)
+    assert training == (1 + 4) + (1 + 2)
 
 
 def test_groups_cost_what_they_are_said_to_in_turn(scenario):
