@@ -112,7 +112,9 @@ def folder_to_resume(config: RunConfig, resume: str | None) -> Path | None:
         resume: its folder, or "auto".
     """
     if resume and resume != AUTO:
-        return Path(resume)
+        folder = Path(resume)
+        is_named = folder.name not in ("", "..")
+        return folder if is_named else Path(os.path.abspath(folder))  # its name is the run's
     return begun_before(config) or (newest_run(config) if resume else None)
 
 

@@ -20,6 +20,7 @@ from tasks.tracking.server import (
     MlflowError,
     alone_in,
     experiment_of,
+    file_beside,
     first_line,
     share_view,
     tracking_uri,
@@ -80,10 +81,11 @@ def go_on(
     Raises:
         UserError: MLflow cannot be reached or has no such run.
     """
-    uri, spool = tracking_uri(config), Spool.open(run_dir)
+    spool = Spool.open(run_dir)
     run_id = spool.run.mlflow_run_id if spool else mlflow_run_id
     if run_id is None:
         raise UserError(f"{run_dir} does not say which run of MLflow it is")
+    uri = _uri_of(spool, config)
     try:
         client = MlflowClient(uri)
         found = client.get_run(run_id)
@@ -100,6 +102,13 @@ def go_on(
             "name the MLflow that it began in: tracking.mlflow_uri"
         ) from error
     return client, Spool.create(run_dir, _run_of(uri, found.info), logged)
+
+
+def _uri_of(spool: Spool | None, config: RunConfig) -> str:
+    """Return the address of MLflow of a run that goes on, from whatever folder digen is called."""
+    if spool and config.tracking.uri is None and spool.run.uri == file_beside(spool.run_dir):
+        return spool.run.uri
+    return tracking_uri(config)
 
 
 def _is_of(folder: Path, mlflow_run_id: str) -> bool:

@@ -72,8 +72,12 @@ def alone_in(uri: str) -> Iterator[None]:
 
 def is_own(run_dir: Path, uri: str) -> bool:
     """Say whether an address is the environment's, or that of the file beside a run's folder."""
-    beside = f"{SQLITE}{run_dir.resolve().parent / DATABASE_OF_RUNS}"
-    return uri in (mlflow_of_environment(), beside)
+    return uri in (mlflow_of_environment(), file_beside(run_dir))
+
+
+def file_beside(run_dir: Path) -> str:
+    """Return the address of the SQLite file beside a run's folder."""
+    return f"{SQLITE}{run_dir.resolve().parent / DATABASE_OF_RUNS}"
 
 
 def experiment_of(client: MlflowClient, uri: str, config: RunConfig) -> str:

@@ -287,6 +287,15 @@ def test_the_newest_run_of_a_name(folders, newest, tmp_path):
     assert folder_to_resume(config, "runs/other") == Path("runs/other")
 
 
+@pytest.mark.parametrize("given", [".", "spans/..", "../{name}/."])
+def test_the_folder_that_digen_is_called_in_has_a_name(given, tmp_path, monkeypatch):
+    (tmp_path / "spans").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = folder_to_resume(RunConfig(), given.format(name=tmp_path.name))
+    assert found is not None
+    assert (found.resolve(), found.name) == (tmp_path, tmp_path.name)
+
+
 def test_auto_goes_on_with_the_newest_run_and_with_no_other(run_dir, capsys, monkeypatch):
     monkeypatch.setattr("digen_core.preflight.run.check_inputs", lambda config: None)
     name = f"{changed(run_dir, 'job.toml').name}-20260101-120000"

@@ -62,3 +62,17 @@ def test_a_user_without_a_name_is_a_number(error, tmp_path, monkeypatch):
     config = RunConfig.model_validate({"tracking": {"runs_dir": str(tmp_path)}})
     client, spool = opening.begin(config, "a", tmp_path / "a", None)
     assert client.get_run(spool.run.mlflow_run_id).data.tags["mlflow.user"] == str(os.getuid())
+
+
+def test_a_run_goes_on_in_the_file_beside_it_wherever_digen_is_called(tmp_path, monkeypatch):
+    from tasks.tracking import opening
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    _, begun = opening.begin(RunConfig(), "a", tmp_path / "runs" / "a", None)
+    monkeypatch.chdir(elsewhere)
+    _, found = opening.go_on(RunConfig(), tmp_path / "runs" / "a")
+    assert found.run == begun.run
+    assert not list(elsewhere.iterdir())
