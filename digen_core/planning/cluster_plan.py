@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Final, Literal
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
@@ -35,6 +35,9 @@ Priced = Callable[[Candidate], Cluster]
 
 Exchanged = Callable[[RunConfig], Sent]
 """Returns the bytes that devices send each other for a config."""
+
+CostsFrom = Literal["data sheets", "profile", "cluster file"]
+"""Where the costs of a plan are from."""
 
 NUM_PLANNED: Final = 3  # candidates that are searched in full
 
@@ -72,18 +75,20 @@ class ClusterPlan:
         return self.candidate.worth(self.own.seconds)
 
     @property
-    def is_estimated(self) -> bool:
-        """Whether its costs are from data sheets, not measured."""
-        return is_estimated(self.candidate.config, self.candidate.cluster)
+    def costs_from(self) -> CostsFrom:
+        """Where its costs are from."""
+        return costs_from(self.candidate.config, self.candidate.cluster)
 
     def spends(self, spent: Spent) -> float:
         """Return what an iteration takes of money, in your currency, or energy, in joules."""
         return Spending.of(self.cluster, spent).of_plan(self.own)
 
 
-def is_estimated(config: RunConfig, cluster: Cluster) -> bool:
-    """Return whether the costs of a config on a cluster are from data sheets, not measured."""
-    return not config.schedule.profile and cluster.leaves_costs_to_data_sheets
+def costs_from(config: RunConfig, cluster: Cluster) -> CostsFrom:
+    """Return where the costs of a config on a cluster are from; a profile comes first."""
+    if config.schedule.profile:
+        return "profile"
+    return "data sheets" if cluster.leaves_costs_to_data_sheets else "cluster file"
 
 
 @contextmanager

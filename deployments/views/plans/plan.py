@@ -24,7 +24,7 @@ from digen_core.planning.cluster_plan import (
     ClusterPlan,
     Exchanged,
     Priced,
-    is_estimated,
+    costs_from,
     plan_candidates,
 )
 from digen_core.planning.clusters.cluster import Cluster
@@ -73,7 +73,7 @@ def plans_for(
         check_rates(cluster, aim.spent)
     schedule = config.schedule
     profile = load_profile(schedule.profile) if schedule.profile else None
-    estimated = is_estimated(config, cluster)
+    estimated = costs_from(config, cluster) == "data sheets"
     found = _candidates(config, cluster, searched=estimated, may_code=may_code)
     priced: Priced = attrgetter("cluster")
     sent = None

@@ -10,7 +10,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.layout import LayoutName
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload
-from digen_core.planning.cluster_plan import ClusterPlan
+from digen_core.planning.cluster_plan import ClusterPlan, CostsFrom
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.planner import JobPlan
 from digen_core.planning.spending import Spent
@@ -63,7 +63,7 @@ class Row:
     cost_per_1000_samples: float  # in the currency of the cluster file
     kwh_per_1000_samples: float
     idle: dict[str, float]  # share of the device seconds, by cause
-    estimated: bool  # from data sheets, not from measured costs
+    costs_from: CostsFrom
     fitted: bool  # into the capacity of all devices
     narrowed: Mapping[str, str]  # kind -> the one role that its memory leaves devices with two
     parts: Sequence[Part]  # the devices, in gangs
@@ -136,7 +136,7 @@ def row_of(plan: ClusterPlan) -> Row:
         cost_per_1000_samples=plan.spends("money") / thousands,
         kwh_per_1000_samples=plan.spends("energy") / 3.6e6 / thousands,
         idle=_idle_shares(own),
-        estimated=plan.is_estimated,
+        costs_from=plan.costs_from,
         fitted=all(group.capacity for group in cluster.devices),
         narrowed=plan.candidate.narrowed,
         parts=_parts(own, cluster),

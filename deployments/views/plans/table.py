@@ -13,12 +13,20 @@ from rich.table import Table
 from deployments.views.plans.row import ASKING, Row
 from deployments.views.terminal import borderless, terminal
 from digen_core.inputs.text import short
+from digen_core.planning.cluster_plan import CostsFrom
 from digen_core.planning.spending import Objective, Spent
 from digen_core.trace.gaps import CAUSES
 
-ESTIMATED: Final = """\
+OF_COSTS: Final[dict[CostsFrom, str]] = {
+    "data sheets": """\
 estimated, not measured: arithmetic over a share of the devices' peak (docs/sizes.md);
-the profile.json of a short run gives better ones (schedule.profile)"""
+the profile.json of a short run gives better ones (schedule.profile)""",
+    "cluster file": """\
+costs are the cluster file's, whatever the config's model; schedule.profile takes measured ones,
+and devices with tflops in place of costs have them estimated (docs/sizes.md)""",
+    "profile": "",
+}
+"""Notes on where costs are from."""
 
 REFERENCE: Final = (
     f"{ASKING}: who generates a sample asks the reference policy, in place of who trains it"
@@ -43,7 +51,7 @@ def print_plan(
     title = "\nidle share of the device time, by cause"
     console.print(table_of(title, ("layout", *CAUSES), idle))
     asking = any(row.title != row.layout for row in rows)
-    for note in [REFERENCE] * asking + [ESTIMATED] * best.estimated:
+    for note in filter(None, (REFERENCE * asking, OF_COSTS[best.costs_from])):
         console.print(f"\n{note}")
     if best.left_out:
         left_out = ", ".join(f"{number} {what}" for what, number in best.left_out.items())

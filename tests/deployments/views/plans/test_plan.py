@@ -130,11 +130,21 @@ def test_without_costs_the_plan_is_an_estimate(small, tmp_path, capsys):
     (tmp_path / "fast.toml").write_text(sheet % 0.002)
     slow = plans_of(capsys, small, "--cluster", str(tmp_path / "slow.toml"))
     fast = plans_of(capsys, small, "--cluster", str(tmp_path / "fast.toml"))
-    assert all(own["estimated"] for own in (*slow, *fast))
+    assert {own["costs_from"] for own in (*slow, *fast)} == {"data sheets"}
     assert slow[0]["seconds"] == pytest.approx(2 * fast[0]["seconds"])
-    assert not plans_of(capsys, small, "--cluster", "2-cores")[0]["estimated"]
     assert run(["plan", small, "--cluster", str(tmp_path / "slow.toml")]) == 0
     assert "estimated, not measured" in capsys.readouterr().out
+
+
+def test_whose_costs_a_plan_has_is_told(small, tmp_path, capsys):
+    path, note = tmp_path / "profile.json", "costs are the cluster file's, whatever the config's"
+    path.write_text('{"kinds": {"core": {"step": {"per_item": 1}, "pack": {"per_item": 1}}}}')
+    asked = [small, "--cluster", "2-cores"]
+    measured = [*asked, "--schedule.profile", str(path)]
+    for own, costs_from in ((asked, "cluster file"), (measured, "profile")):
+        assert plans_of(capsys, *own)[0]["costs_from"] == costs_from
+        assert run(["plan", *own]) == 0
+        assert (note in capsys.readouterr().out) == (costs_from == "cluster file")
 
 
 @pytest.mark.parametrize(
