@@ -30,7 +30,8 @@ class CheckpointConfig(Strict):
     """Also every version that is a multiple of this; 0 for none."""
 
     keep_best: int = Field(0, ge=0)
-    """Also as many as this of the best by best_by; 0 for none."""
+    """Also as many as this of the best by best_by; 0 for none. Where that is evaluation/..., each
+    version that is evaluated has a checkpoint, beside those of every."""
 
     best_by: str = "evaluation/reward"
     """Metric of the best: evaluation/reward, or evaluation/NAME/score, of the versions that were
@@ -40,9 +41,15 @@ class CheckpointConfig(Strict):
     best_is: Literal["highest", "lowest"] = "highest"
     """Which values of best_by are the best."""
 
-    def are_due(self, number: int) -> bool:
-        """Say whether there is a checkpoint after so many iterations that made a version."""
-        return number > 0 and number % self.every == 0
+    def are_due(self, number: int, evaluated_every: int) -> bool:
+        """Say whether there is a checkpoint after so many iterations that made a version.
+
+        Args:
+            number: of them.
+            evaluated_every: iterations between two evaluations; 0 if there are none.
+        """
+        judged = evaluated_every if self.keep_best and self.best_by.startswith(EVALUATION) else 0
+        return number > 0 and any(number % every == 0 for every in (self.every, judged) if every)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
