@@ -36,7 +36,7 @@ from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
 from deployments.processes import PREFECT_MODULE
 from digen_core.errors import UserError
-from digen_core.preflight.network import check_server
+from digen_core.preflight.network import check_server, check_writable
 from tasks.cluster.start_method import variables_set
 from tasks.cluster.tied import AGAIN
 
@@ -129,7 +129,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
 
     Raises:
         UserError: the configured one does not answer.
-            Or a newer Prefect has used the database of one that is started.
+            Or the database of one that is started cannot be written to, or a newer Prefect did.
         RuntimeError: the server does not start; the message names its log.
     """
     configured = get_current_settings().api.url
@@ -137,6 +137,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
         _check_configured(configured)
         yield PrefectApi(configured)
         return
+    check_home()
     log_dir.mkdir(parents=True, exist_ok=True)
     with _started(log_dir / "prefect-server.log") as (api, process):
         variables = variables_of(log_dir, urlsplit(api.url).port or 0)
@@ -149,6 +150,17 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
             with suppress(OSError):  # a disk that fails ended the run, and that is to be said
                 variables.unlink()
+
+
+def check_home() -> None:
+    """Check that a server of our own can have its database in the home of Prefect, if it does.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    settings = get_current_settings()
+    if f"{settings.home}/" in settings.server.database.connection_url.get_secret_value():
+        check_writable(f"PREFECT_HOME, for Prefect's database, is {settings.home}", settings.home)
 
 
 def _check_configured(url: str) -> None:

@@ -10,6 +10,7 @@ from distributed import Client
 
 from deployments.operation import registration
 from deployments.operation.access import dask_security, make_access
+from deployments.operation.prefect_server import check_home
 from deployments.operation.services import (
     DASK,
     MLFLOW,
@@ -138,6 +139,8 @@ def _current(options: Options) -> State:
     reused = reused_addresses(own_toml=own_toml)
     if MLFLOW not in reused:
         check_database_beside("the folder of the runs is runs", Path("runs"))
+    if PREFECT not in reused:
+        check_home()
     addresses = new_addresses(options, reused)
     access = make_access(
         options, is_prefect_ours=PREFECT not in reused, is_mlflow_ours=MLFLOW not in reused

@@ -5,12 +5,17 @@ import re
 import signal
 import socket
 import sys
-from contextlib import suppress
-from types import SimpleNamespace
+from contextlib import nullcontext, suppress
 from uuid import uuid4
 
 import psutil
 import pytest
+from prefect.settings import (
+    PREFECT_API_DATABASE_CONNECTION_URL,
+    PREFECT_HOME,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Paused
 
 from deployments.operation import prefect_server
@@ -40,7 +45,9 @@ def started(monkeypatch):
 
 
 def configure(monkeypatch, url):
-    settings = SimpleNamespace(api=SimpleNamespace(url=url))
+    settings = get_current_settings()
+    api = settings.api.model_copy(update={"url": url})
+    settings = settings.model_copy(update={"api": api})
     monkeypatch.setattr(prefect_server, "get_current_settings", lambda: settings)
 
 
@@ -184,6 +191,19 @@ def test_a_database_of_a_newer_prefect_is_told(monkeypatch, tmp_path):
         prefect_server.prefect_server(tmp_path),
     ):
         pass
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_home_that_cannot_be_written_to_is_refused_where_the_database_is_in_it(is_own, tmp_path):
+    home = tmp_path / "file" / ".prefect"
+    home.parent.write_text("")
+    elsewhere = {} if is_own else {PREFECT_API_DATABASE_CONNECTION_URL: "sqlite+aiosqlite:///x.db"}
+    refused = pytest.raises(UserError, match=rf"PREFECT_HOME, .*, is {home}, but .*/file is a file")
+    with (
+        temporary_settings({PREFECT_HOME: home, **elsewhere}),
+        refused if is_own else nullcontext(),
+    ):
+        prefect_server.check_home()
 
 
 @pytest.mark.slow
