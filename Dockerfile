@@ -19,9 +19,10 @@ RUN pip install --no-cache-dir -c constraints.txt .
 
 # No telemetry: each start would wait for it where there is no network.
 ENV PREFECT_SERVER_ANALYTICS_ENABLED=false \
-    DO_NOT_TRACK=1 \
+    DO_NOT_TRACK=true \
     MLFLOW_DISABLE_TELEMETRY=true \
-    HF_HUB_DISABLE_TELEMETRY=1
+    HF_HUB_DISABLE_TELEMETRY=1 \
+    ORT_DISABLE_TELEMETRY=1
 
 # Runs are in the folder that is mounted here. No entry point: clusters start other programs, too.
 WORKDIR /work

@@ -6,9 +6,10 @@ SHELL := /bin/bash
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
-export DO_NOT_TRACK := 1
+export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 export HF_HUB_DISABLE_TELEMETRY := 1
+export ORT_DISABLE_TELEMETRY := 1
 # Bytecode is kept, also where images of Python turn that off: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SETTINGS = {
-    # Without these each start also waits for name look-ups where there is no network.
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
     # What happens is on the live view and, in full, in Prefect's UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # of what it sends, tried again where it fails

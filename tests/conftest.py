@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import digen_core  # noqa: F401, before Prefect: it switches telemetry off
 from tasks.cluster.garbage import collect_rarely
 
 collect_rarely()
@@ -19,10 +20,6 @@ settings.register_profile("thorough", deadline=None)  # make test-nightly
 settings.register_profile("daily", max_examples=30, deadline=None)
 settings.register_profile("fast", max_examples=20, deadline=None)  # make test-fast
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "daily"))
-
-# Before Prefect is imported: otherwise each start waits for name look-ups that fail.
-os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-os.environ.setdefault("DO_NOT_TRACK", "1")
 
 # Each client of Prefect reads all authorities of certificates, which takes 20 ms; none is asked.
 os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).with_name("support") / "authority.pem"))

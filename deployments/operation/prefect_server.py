@@ -159,7 +159,8 @@ def check_home() -> None:
         ConfigError: it cannot.
     """
     settings = get_current_settings()
-    if f"{settings.home}/" in settings.server.database.connection_url.get_secret_value():
+    url = settings.server.database.connection_url
+    if url and f"{settings.home}/" in url.get_secret_value():
         check_writable(f"PREFECT_HOME, for Prefect's database, is {settings.home}", settings.home)
 
 

@@ -2,9 +2,9 @@
 
 import os
 
+import digen_core  # noqa: F401, first: it switches telemetry off
+
 # Before MLflow is imported.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("DO_NOT_TRACK", "true")
 # Whoever calls decides what happens when the server is away: a run tries again later.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")

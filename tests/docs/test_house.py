@@ -4,13 +4,14 @@ import ast
 import re
 import shlex
 import tomllib
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import pytest
 import yaml
 from cyclopts import App
 
 from deployments.cli import app
+from digen_core import NO_TELEMETRY
 from support.paths import ROOT
 from tasks.cluster import ahead, lineage
 from tasks.cluster.cluster import QUIET, as_environment
@@ -65,6 +66,14 @@ def test_the_scheduler_of_compose_remembers_as_little_as_that_of_digen_up():
     words = shlex.split(dask["command"])
     assert {lineage.PRELOAD, ahead.PRELOAD} <= {*words}
     assert "--no-dashboard" in words, "else it needs the gate of tasks.cluster.dashboard"
+
+
+@pytest.mark.parametrize(
+    ("file", "how"), [("Makefile", "export {} := {}"), ("Dockerfile", "{}={}")]
+)
+def test_telemetry_is_switched_off_for_all_that_is_started_there(file, how):
+    text = (ROOT / file).read_text()
+    assert [own for own in starmap(how.format, NO_TELEMETRY.items()) if own not in text] == []
 
 
 def test_the_newest_release_is_the_version():
