@@ -13,5 +13,22 @@ NO_TELEMETRY: Final = {
 """Variables by which libraries do not report to their makers what is done with them. Without a
 network each start would also wait for that."""
 
-for _name, _value in NO_TELEMETRY.items():  # before any of them is imported
-    os.environ.setdefault(_name, _value)
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+"""Hosts that no proxy leads to: there would be its own."""
+
+
+def prepare_environment() -> None:
+    """Prepare the variables of this process and of what it starts, before libraries read them.
+
+    Set what the user has not set, and add this machine to what is reached without a proxy.
+    """
+    for name, value in NO_TELEMETRY.items():
+        os.environ.setdefault(name, value)
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in given.split(",") if host.strip()]
+    if hosts != ["*"]:
+        hosts += [host for host in LOOPBACK if host not in hosts]
+    os.environ.update(dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts)))
+
+
+prepare_environment()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-import digen_core  # noqa: F401, before Prefect: it switches telemetry off
+import digen_core  # noqa: F401, before Prefect: it prepares the environment
 from tasks.cluster.garbage import collect_rarely
 
 collect_rarely()

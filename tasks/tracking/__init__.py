@@ -2,7 +2,7 @@
 
 import os
 
-import digen_core  # noqa: F401, first: it switches telemetry off
+import digen_core  # noqa: F401, first: it prepares the environment
 
 # Before MLflow is imported.
 # Whoever calls decides what happens when the server is away: a run tries again later.
