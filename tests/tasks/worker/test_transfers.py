@@ -1,17 +1,24 @@
 """The size of results, which Dask asks for whenever a task ends."""
 
+import gc
+
+import dask
 import numpy as np
 import pytest
 import torch
 from dask.sizeof import sizeof
+from distributed import Client, LocalCluster, wait
 from prefect.states import Completed
 
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, PackGradient
+from tasks.cluster.cluster import QUIET
 from tasks.gang.received import note_received
 from tasks.receipts import Received, collecting
+from tasks.worker import pulling
+from tasks.worker.engine import dask_setup
 from tasks.worker.span import span_on_receipt
-from tasks.worker.transfers import sent_bytes
+from tasks.worker.transfers import received, sent_bytes
 
 
 def test_arrays_count_as_they_are_sent():
@@ -38,3 +45,22 @@ def test_what_a_task_that_failed_was_sent_is_not_counted_for_the_next():
     with collecting() as receipt, span_on_receipt("here"):
         pull(20, fails=False)
     assert receipt["ran"]["num_bytes"] == 20
+
+
+def test_what_many_workers_sent_for_a_task_is_counted(monkeypatch):
+    monkeypatch.setattr(pulling, "_worker", None)  # one of the cluster's, until the test ends
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    with (
+        dask.config.set(QUIET),
+        LocalCluster(
+            n_workers=13, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        receiver, *senders = client.run(lambda dask_worker: dask_setup(dask_worker))
+        parts = [client.submit(np.zeros, 1000, workers=[at], pure=False) for at in senders]
+        wait(parts)
+        sent = client.submit(
+            lambda parts: [own.num_bytes for own in received()], parts, workers=[receiver]
+        )
+        assert sent.result() == [8000] * 12
