@@ -45,13 +45,14 @@ class Fleet:
     """Devices that have one role, and whose workers declare both."""
     planned: tuple[frozenset[str], frozenset[str]] = field(init=False)
     """The devices for which the roles were planned, and those at the last iteration's end."""
-    num_at_start: int = field(init=False)
+    num_most: int = field(init=False)
+    """Devices that took part at once, at most."""
     rollout_share: float = field(init=False)
     """Share of the devices at the start that generate."""
 
     def __post_init__(self) -> None:
         self.known |= {device.name: device for device in self.devices}
-        self.num_at_start = len(self.devices)
+        self.num_most = len(self.devices)
         self.planned = (self.names, self.names)
         self.rollout_share = len(self.rollout_devices()) / max(len(self.devices), 1)
 
@@ -140,6 +141,7 @@ class Fleet:
     def join(self, device: Device) -> None:
         """Let a device take part, whose worker is in ``addresses``."""
         self.devices.append(device)
+        self.num_most = max(self.num_most, len(self.devices))
         self.known[device.name] = device
         self.num_joined += 1
 

@@ -120,7 +120,7 @@ def _require_progress(run: RunContext, text: str) -> None:
     """
     losses = run.fleet.losses
     name, times = losses.most_common(1)[0] if losses else ("", 0)
-    if times >= MAX_LOSSES or losses.total() >= MAX_LOSSES * run.fleet.num_at_start:
+    if times >= MAX_LOSSES or losses.total() >= MAX_LOSSES * run.fleet.num_most:
         raise WorkerLostError(
             f"{text}; {name} was lost {times} times, and {losses.total()} workers in all, "
             "since the run last finished something: see their logs, and the memory of their "

@@ -115,3 +115,15 @@ def test_what_fails_by_itself_while_a_device_is_lost_is_told(run):
     with pytest.raises(task_set.TaskFailedError, match="export v3 on single failed: no space"):
         tasks.next()
     assert tasks.num_pending == 0
+
+
+def test_a_run_that_has_grown_outlives_the_loss_of_many_at_once(run):
+    run.fleet = Fleet([Device("first", BOTH)], {"first": "tcp://a:1"})
+    spots = {f"spot-{number}": f"tcp://s{number}:1" for number in range(4)}
+    for name, address in spots.items():
+        run.fleet.came(name, address)
+        run.fleet.join(Device(name, BOTH))
+    others = Presence("first", "tcp://a:1", BOTH, 0.1)
+    run.watch.look = lambda *of: Seen({others.address: others}, dict.fromkeys(spots, "was lost"))
+    losses.look(run)
+    assert run.fleet.names == {"first"}
