@@ -15,6 +15,7 @@ from digen_core.control import protocol
 from digen_core.control.protocol import Event
 from digen_core.records import SpanKind
 from flows.runtime.context import RunContext
+from flows.runtime.fleet.joining import JoinFailed
 from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.notify import notify
@@ -24,7 +25,8 @@ from tasks.receipts import HeldVersion, Pushed, Receipt, Updated
 from tasks.versions import copy_state, publish, push_weights
 
 MOST_PUSHES: Final = 3
-"""Of a version to a device, before the run ends with why they fail."""
+"""Of a version to a device, before the run ends with why they fail, or goes on without a device
+that has joined it."""
 
 OF_STATE: Final[tuple[SpanKind, ...]] = ("push", "copy")
 """Tasks on other devices that wait for what only the holder has."""
@@ -68,6 +70,8 @@ class Versions:
     def forget(self, devices: Collection[str]) -> None:
         """Note that devices are lost."""
         self._loaded.difference_update(devices)
+        for at in [at for at in self._num_failed if at[0] in devices]:
+            del self._num_failed[at]
         self._run.progress.lost(devices)
 
     def take_over(self, newest: OpenIteration) -> None:
@@ -170,13 +174,14 @@ class Versions:
                 worker that joins.
         """
         is_there = do.source == do.device
+        has_joined = newest.index >= 0 and do.device not in self._loaded
         self._count(do.version)
 
-        def event_of(receipt: Receipt[Pushed]) -> Event:
+        def event_of(receipt: Receipt[Pushed]) -> Event | None:
             # a push begins when what it moves was published: that receipt came before
             held, pushed = receipt.facts, self._run.progress.published_hashes[do.version]
             if held.failure:
-                return self._push_failed(do, held.failure)
+                return self._push_failed(do, held.failure, has_joined=has_joined)
             if (held.version, held.hash) != (do.version, pushed):
                 raise TaskFailedError(
                     f"{do.device} acknowledged version {held.version} ({held.hash}), "
@@ -211,15 +216,21 @@ class Versions:
         is_sent = sends_deltas(self._run, self._run.fleet.names)
         return self._trained_from(version) if is_sent else -1
 
-    def _push_failed(self, do: protocol.Push, failure: str) -> Event:
+    def _push_failed(self, do: protocol.Push, failure: str, *, has_joined: bool) -> Event | None:
         """Note that a push failed, which the controller has tried again.
+
+        A device that has joined, and has no version yet, is left out if that was often enough: it
+        may be that the others are not reached from there.
 
         Raises:
             TaskFailedError: it was tried often enough.
         """
         self._num_failed[do.device, do.version] += 1
         notify(self._run, "push-failed", f"push of v{do.version} to {do.device}: {failure}")
-        if self._num_failed[do.device, do.version] == MOST_PUSHES:
-            text = f"version {do.version} cannot be pushed to {do.device}: {failure}"
-            raise TaskFailedError(text)
-        return protocol.PushFailed(do.device, do.version, do.source)
+        if self._num_failed[do.device, do.version] < MOST_PUSHES:
+            return protocol.PushFailed(do.device, do.version, do.source)
+        error = TaskFailedError(f"version {do.version} cannot be pushed to {do.device}: {failure}")
+        if not has_joined:
+            raise error
+        self._run.inbox.put(JoinFailed(do.device, self._run.fleet.addresses[do.device], error))
+        return None

@@ -20,6 +20,7 @@ from smooth_rewards import HANG_VARIABLE
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from support.layout_runs import RELATIVE
+from support.pull_functions import reach_nobody
 from support.runs import Watch, distance, initial, merged, only_run, reference
 from support.started import room_of, started_workers
 
@@ -628,6 +629,24 @@ def test_a_worker_is_added(live):
     joined = next(own for own in story.records if own.metrics["workers/joined"])
     worked = next(own for own in story.records if any(s.device == "rollout-9" for s in own.spans))
     assert worked.iteration <= joined.iteration + 1
+
+
+class Unreached(Addition):
+    """A worker comes that reaches no other one."""
+
+    def hold(self, newcomer) -> None:
+        from tasks.cluster.calls import on_worker
+
+        super().hold(newcomer)
+        on_worker(self.run_context.client, newcomer.worker.address, reach_nobody)
+
+
+@pytest.mark.operation
+def test_a_worker_that_comes_and_can_load_no_version_is_left_out(live):
+    story = Unreached()
+    live(story, num_iterations=8)
+    assert story.said("worker rollout-9", "could not join", "cannot be pushed", "does not answer")
+    assert (story.run_context.fleet.num_left, story.run_context.fleet.num_lost) == (1, 0)
 
 
 class Leaving(Story):

@@ -1,6 +1,7 @@
 """What real workers do in tests of pulls."""
 
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,17 @@ from tasks.worker import pulling
 from tasks.worker.shelf import Shelf
 
 RUN = "run"
+
+
+def reach_nobody() -> None:
+    """Have this worker reach no other one, as behind a firewall."""
+    vars(pulling)["_ask"] = _unanswered
+
+
+def _unanswered(*of: object) -> Future[Any]:
+    answer = Future[Any]()
+    answer.set_exception(TimeoutError())
+    return answer
 
 
 def weights_of(megabytes: int) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from flows.runtime.fleet.loading import roles_of
 from flows.runtime.fleet.losses import StateLostError, look, look_if_due, take_over, use_copy
 from flows.runtime.fleet.roles import Turn, note_declared
 from flows.runtime.fleet.waiting import Waiting
+from flows.runtime.notify import notify
 from flows.runtime.observers import say
 from flows.runtime.scheduling import add_kind
 from tasks.cluster.leaving import let_go
@@ -50,6 +51,7 @@ class FleetChanges:
         self._remember = remember
         self._joining = Joining(run)
         self._joined: list[Joined] = []  # no iteration is open in which that would show
+        self._unfit: list[JoinFailed] = []  # those that take part and could load no version
         self._waiting = Waiting(run)
         self._turn: Turn | None = None  # that is planned, or under way
         self._to_recompute: set[str] = set()  # lost addresses whose place nobody could take yet
@@ -92,12 +94,21 @@ class FleetChanges:
             case Joined(device, address):
                 if self._joining.end(device.name, address):
                     self._joined.append(message)
-            case JoinFailed():
-                self._joining.refuse(message)
+            case JoinFailed(name, address):
+                if self._told.get(name) == address:
+                    self._unfit.append(message)
+                else:
+                    self._joining.refuse(message)
 
     def take_in(self) -> list[Event]:
-        """Let workers that are ready take part, once an iteration is open in which that shows."""
-        events: list[Event] = []
+        """Let workers that are ready take part, once an iteration is open in which that shows.
+
+        Those that turn out to be unfit go.
+
+        Raises:
+            TaskFailedError: nobody else has the role of one.
+        """
+        events: list[Event] = self._leave_out(self._unfit.pop(0)) if self._unfit else []
         while self._joined and self._executor.is_open:
             joined = self._joined.pop(0)
             if self._is_there(joined):
@@ -108,6 +119,25 @@ class FleetChanges:
                 say(f"worker {joined.device.name} has joined")
                 events += [CostsUpdated(costs), DeviceJoined(joined.device)]
         return events
+
+    def _leave_out(self, failed: JoinFailed) -> list[Event]:
+        """Let a worker go that has joined and could load no version."""
+        run, name, address = self._run, failed.name, failed.address
+        if self._told.get(name) != address:  # it was lost since
+            return []
+        if failed.error is not None and not self._controller.may_leave(name):
+            raise failed.error
+        run.fleet.left(name)
+        self._drop([name], was_holder=False)
+        self._to_recompute.add(address)
+        let_go(run.client, address)
+        notify(
+            run,
+            "join-failed",
+            f"worker {name} ({address}) could not join: {failed.error}; it is let go. All workers "
+            "have to reach each other",
+        )
+        return [DevicesLost((name,))]
 
     def _is_there(self, joined: Joined) -> bool:
         """Say whether a worker that was ready was not lost since; another may have its name."""

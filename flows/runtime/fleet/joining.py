@@ -51,7 +51,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class JoinFailed:
-    """A worker could not be made ready; None: it was lost meanwhile, which is known."""
+    """A worker could not be made ready, or load a version; None: it was lost, which is known."""
 
     name: str
     address: str

@@ -7,11 +7,13 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear
-from digen_core.control.protocol import Device
+from digen_core.control.protocol import Device, DevicesLost
 from digen_core.planning.profile import Profile
+from flows.runtime.fleet import changes as changes_module
 from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import AbandonedError, Joined, JoinFailed, Newcomer, new_workers
+from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.scheduling import keep_prediction
 from support.contexts import run_context
 from tasks.cluster.presence import Presence
@@ -98,3 +100,25 @@ def test_who_joins_while_a_record_is_published_takes_part_when_its_costs_are_kno
         joining.join(10)  # a checkpoint that is being written is not waited for
         assert run.fleet.names == {"a", "b", "c"}
         keep_prediction(run)
+
+
+@pytest.mark.parametrize("others_do_its_work", [True, False])
+def test_who_joined_and_could_load_no_version_goes_if_others_do_its_work(
+    run, monkeypatch, others_do_its_work
+):
+    gone = []
+    monkeypatch.setattr(changes_module, "let_go", lambda client, address: gone.append(address))
+    monkeypatch.setattr(changes_module, "notify", lambda *of: None)
+    executor = SimpleNamespace(is_open=True, forget=gone.extend)
+    controller = SimpleNamespace(may_leave=lambda name: others_do_its_work)
+    changes = FleetChanges(run, executor, controller, print)
+    failed = JoinFailed("a", "", TaskFailedError("version 3 cannot be pushed to a"))
+    changes.hear(failed)
+    if not others_do_its_work:
+        with pytest.raises(TaskFailedError, match="cannot be pushed"):
+            changes.take_in()
+        return
+    assert changes.take_in() == [DevicesLost(("a",))]
+    assert (gone, run.fleet.names) == (["a", ""], {"b"})
+    changes.hear(failed)
+    assert changes.take_in() == [], "it has left"
