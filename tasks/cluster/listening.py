@@ -7,6 +7,7 @@ A worker listens on the address by which it reaches its scheduler, so one of a s
 import asyncio
 import functools
 import ipaddress
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ INSECURE: Final = "--insecure"
 PRELOADS_OF_SCHEDULERS: Final = (dashboard.PRELOAD, lineage.PRELOAD, ahead.PRELOAD)
 
 
+MOST_LOGGED: Final = 500
+"""Transfers that a worker remembers: of a pack each worker that generated may send some, and those
+of the next task arrive while it waits."""
 MISSED: Final = ("worker-heartbeat-missing", "worker-handle-scheduler-connection-broken")
 """Reasons of Dask for which a worker closes by itself: it was dismissed, or it was cut off."""
 GRACE_SECONDS: Final = 0.5
@@ -43,6 +47,7 @@ class TaskWorker(Worker):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, plugins=(lineage.ForgetsSources(),), **options)
+        self.transfer_incoming_log = deque(maxlen=MOST_LOGGED)  # tasks tell what they were sent
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
         """Start none."""

@@ -34,14 +34,12 @@ from tasks.worker.pulling import serve_from, serve_nothing, serve_on
 from tasks.worker.room import require_room
 from tasks.worker.shelf import Shelf
 from tasks.worker.span import span_on_receipt
-from tasks.worker.transfers import remember_on
 
 
 def dask_setup(worker: Worker) -> None:
     """Prepare a worker that preloads this module: others may pull versions from it."""
     gc.freeze()  # what was imported stays: to look through it took each collection 0.2 s
     serve_on(worker)
-    remember_on(worker)
 
 
 class VersionError(RuntimeError):

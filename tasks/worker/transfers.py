@@ -2,12 +2,12 @@
 
 import io
 import pickle
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
 from dask.sizeof import sizeof
-from distributed import Worker, get_worker
+from distributed import get_worker
 from prefect import State
 
 from digen_core.transport.weighty import Weighty
@@ -18,17 +18,8 @@ from tasks.receipts import Received
 MOST_TOLD: Final = 64
 """From as many workers: each of a gang may be sent something by several of another gang."""
 
-MOST_LOGGED: Final = 500
-"""Transfers that a worker remembers: of a pack each worker that generated may send some, and those
-of the next task arrive while it waits."""
-
 _counted = defaultdict[str, set[tuple[str, float]]](set)
 """Transfers to a worker of this process, by key and start, that were counted for a task."""
-
-
-def remember_on(worker: Worker) -> None:
-    """Have a worker remember what arrived until its tasks begin; Dask's other logs are short."""
-    worker.transfer_incoming_log = deque(worker.transfer_incoming_log, MOST_LOGGED)
 
 
 @sizeof.register(State)  # type: ignore[untyped-decorator]

@@ -1,7 +1,5 @@
 """The size of results, which Dask asks for whenever a task ends."""
 
-import gc
-
 import dask
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ from prefect.states import Completed
 from digen_core.training.gradient import PackMetrics
 from digen_core.training.gradient_sum import GradientSum, PackGradient
 from tasks.cluster.cluster import QUIET
+from tasks.cluster.listening import TaskWorker
 from tasks.gang.received import note_received
 from tasks.receipts import Received, collecting
-from tasks.worker import pulling
-from tasks.worker.engine import dask_setup
 from tasks.worker.span import span_on_receipt
 from tasks.worker.transfers import received, sent_bytes
 
@@ -47,17 +44,19 @@ def test_what_a_task_that_failed_was_sent_is_not_counted_for_the_next():
     assert receipt["ran"]["num_bytes"] == 20
 
 
-def test_what_many_workers_sent_for_a_task_is_counted(monkeypatch):
-    monkeypatch.setattr(pulling, "_worker", None)  # one of the cluster's, until the test ends
-    monkeypatch.setattr(gc, "freeze", lambda: None)
+def test_what_many_workers_sent_for_a_task_is_counted():
     with (
         dask.config.set(QUIET),
         LocalCluster(
-            n_workers=13, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=13,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=None,
+            worker_class=TaskWorker,
         ) as cluster,
         Client(cluster) as client,
     ):
-        receiver, *senders = client.run(lambda dask_worker: dask_setup(dask_worker))
+        receiver, *senders = client.scheduler_info(n_workers=-1)["workers"]
         parts = [client.submit(np.zeros, 1000, workers=[at], pure=False) for at in senders]
         wait(parts)
         sent = client.submit(
