@@ -20,7 +20,7 @@ from smooth_rewards import HANG_VARIABLE
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from support.layout_runs import RELATIVE
-from support.pull_functions import reach_nobody
+from support.pull_functions import answer_late, reach_nobody
 from support.runs import Watch, distance, initial, merged, only_run, reference
 from support.started import room_of, started_workers
 
@@ -647,6 +647,42 @@ def test_a_worker_that_comes_and_can_load_no_version_is_left_out(live):
     live(story, num_iterations=8)
     assert story.said("worker rollout-9", "could not join", "cannot be pushed", "does not answer")
     assert (story.run_context.fleet.num_left, story.run_context.fleet.num_lost) == (1, 0)
+
+
+class Late(Addition):
+    """A worker comes over a slow link; meanwhile the others make another version, and it is time.
+
+    So an iteration is over when that one has its version, and the next one's update is made.
+    """
+
+    def hold(self, newcomer) -> None:
+        from tasks.cluster.calls import on_worker
+
+        super().hold(newcomer)
+        on_worker(self.run_context.client, newcomer.worker.address, answer_late, 3.0)
+
+    def see(self, what: object) -> None:
+        super().see(what)
+        if isinstance(what, p.Stepped) and what.version == 3:
+            self.run_context.progress.spent = 1e6
+
+
+@pytest.mark.operation
+def test_a_limit_that_is_reached_while_a_worker_joins_costs_no_iteration(
+    tree, prefect_backend, follow
+):
+    from flows.post_train import post_train
+    from flows.runtime.observers import listening, watching
+
+    story = Late()
+    follow(story)
+    limit = {"max_cost": 1e5, "cluster.price_per_hour": {"cpu": 1.0}, "num_iterations": 8}
+    config = RunConfig.model_validate(merged(tree, {**JOB, **limit}))
+    with watching(story), listening(story.see):
+        report = post_train(config)
+    assert story.said("worker rollout-9 has joined")
+    assert not story.said("the run goes on from")
+    assert report.version == report.num_iterations == len(story.records) == 3
 
 
 class Leaving(Story):

@@ -27,6 +27,18 @@ def _unanswered(*of: object) -> Future[Any]:
     return answer
 
 
+def answer_late(seconds: float) -> None:
+    """Have this worker's pulls take longer, as over a slow link."""
+    ask = vars(pulling)["_ask"]
+
+    def asked_late(*of: object) -> Future[Any]:
+        time.sleep(seconds)
+        found: Future[Any] = ask(*of)
+        return found
+
+    vars(pulling)["_ask"] = asked_late
+
+
 def weights_of(megabytes: int) -> dict[str, np.ndarray]:
     """Return weights in bfloat16."""
     rng = np.random.default_rng(megabytes)
