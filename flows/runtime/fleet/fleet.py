@@ -34,6 +34,8 @@ class Fleet:
     """Devices that are being made ready, by name."""
     losses: Counter[str] = field(default_factory=Counter)
     """How often each worker was lost since something was last finished."""
+    lost_joining: Counter[str] = field(default_factory=Counter)
+    """How often it was as it was made ready, which nobody else waits for."""
     empty_since: dict[str, float] = field(default_factory=dict)
     """Pools without a worker, and since when (``time.monotonic``)."""
     shares_folder: bool = False
@@ -148,7 +150,8 @@ class Fleet:
     def lose(self, names: Collection[str]) -> None:
         """Count devices out whose workers are gone; nobody waits for those that are made ready."""
         self.num_lost += len(names)
-        self.losses.update(names)
+        self.lost_joining.update(self.joining.keys() & set(names))
+        self.losses.update(set(names) - self.joining.keys())
         self.devices = [device for device in self.devices if device.name not in names]
         for name in names:
             self.abandon(name)
@@ -184,6 +187,7 @@ class Fleet:
     def forgive_losses(self) -> None:
         """Forget losses, as something was finished since."""
         self.losses.clear()
+        self.lost_joining.clear()
 
     def pools_are_empty(self, pools: Iterable[str], now: float) -> None:
         """Note which pools have no worker; the others have one again."""

@@ -20,7 +20,7 @@ from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.loading import load_models, measure_costs
-from flows.runtime.fleet.losses import look
+from flows.runtime.fleet.losses import is_left_out, look
 from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.fleet.waiting import Waiting
 from flows.runtime.fleet.watch import LOOK_SECONDS
@@ -93,7 +93,7 @@ class Joining:
         """Begin with those of the cluster's workers that the run does not know yet."""
         self._refused &= workers.keys()  # one that is started again may have the same address
         for worker in new_workers(self._run, workers):
-            if worker.address in self._refused:
+            if worker.address in self._refused or is_left_out(self._run, worker.name):
                 continue
             if roles := roles_for(self._run, worker):
                 self._begin(worker, roles)

@@ -16,7 +16,8 @@ from tasks.gang.forming import told_by
 
 RESTART_SECONDS: Final = 30.0  # until a lost worker of a pool is back
 MAX_LOSSES: Final = 3
-"""Losses of one worker without progress of the run between them: more, and the run ends."""
+"""Losses of one worker without progress of the run between them: more, and the run ends, or goes on
+without a newcomer that is lost as it is made ready."""
 
 
 class StateLostError(WorkerLostError):
@@ -78,6 +79,11 @@ def look(run: RunContext) -> Seen:
     return seen
 
 
+def is_left_out(run: RunContext, name: str) -> bool:
+    """Say whether a newcomer was lost too often to be made ready again, until there is progress."""
+    return run.fleet.lost_joining[name] >= MAX_LOSSES
+
+
 def _take_out(run: RunContext, seen: Seen) -> None:
     present = {worker.name: address for address, worker in seen.workers.items()}
     addresses = {name: run.fleet.addresses.get(name) or present[name] for name in seen.lost}
@@ -96,6 +102,14 @@ def _take_out(run: RunContext, seen: Seen) -> None:
         f"{'; '.join(texts)}; left: {left}. What only it had is recomputed. See its log, and the "
         "memory of its machine",
     )
+    for name in seen.lost:
+        if is_left_out(run, name):
+            notify(
+                run,
+                "join-failed",
+                f"worker {name} could not join: it was lost {MAX_LOSSES} times as it was made "
+                "ready; it is left out until the run has finished something",
+            )
 
 
 def _require_no_culprit(run: RunContext, lost: Collection[str]) -> None:

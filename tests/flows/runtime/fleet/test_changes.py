@@ -12,7 +12,14 @@ from digen_core.planning.profile import Profile
 from flows.runtime.fleet import changes as changes_module
 from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.changes import FleetChanges
-from flows.runtime.fleet.joining import AbandonedError, Joined, JoinFailed, Newcomer, new_workers
+from flows.runtime.fleet.joining import (
+    AbandonedError,
+    Joined,
+    JoinFailed,
+    Joining,
+    Newcomer,
+    new_workers,
+)
 from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.scheduling import keep_prediction
 from support.contexts import run_context
@@ -55,6 +62,30 @@ def test_who_is_lost_while_it_is_made_ready_is_not_waited_for_whoever_finds_that
     assert not run.fleet.joining
     with pytest.raises(AbandonedError):
         newcomer.check(run)
+
+
+def test_who_dies_whenever_it_is_made_ready_is_left_out_and_the_run_goes_on(run, monkeypatch):
+    """As where its host has too little memory for the model; it is tried again after a while."""
+    there, said, begun = {"": Presence("a", "", ROLLOUT, 0.0)}, [], []
+    monkeypatch.setattr(watch, "present_workers", lambda client: there)
+    monkeypatch.setattr(losses, "notify", lambda run, event, text: said.append(event))
+    own = Joining(run)
+
+    def begin(worker, roles):
+        begun.append(worker.address)
+        run.fleet.making_ready(Newcomer(worker, roles))
+
+    monkeypatch.setattr(own, "_begin", begin)
+    for number in range(5):
+        coming = Presence("c", f"at c {number}", ROLLOUT, 0.0)
+        own.take_in({coming.address: coming})
+        losses.look(run)
+    assert begun == ["at c 0", "at c 1", "at c 2"]
+    assert said == ["worker-lost"] * 3 + ["join-failed"]
+    assert run.fleet.names == {"a", "b"}
+    run.fleet.forgive_losses()
+    own.take_in({coming.address: coming})
+    assert begun[3:] == ["at c 4"]
 
 
 def test_who_is_started_again_in_an_evaluation_is_not_taken_for_the_one_that_was_ready(run):
