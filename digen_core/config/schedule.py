@@ -117,8 +117,8 @@ class ClusterConfig(Strict):
     named costs as much as the most expensive that is. A run then tells its costs (`cost/...`)."""
 
     rejoin_timeout: Duration = Field(3600.0, ge=0)
-    """Seconds that a run waits for a worker when the last one of a role is lost; then it ends, and
-    can be resumed."""
+    """Seconds that a run waits for a worker when the last one of a role, or of a pool, is lost;
+    then it ends, and can be resumed."""
 
     scheduler_address: str | None = None
     """A running Dask cluster whose workers declare the resources `rollout` and `trainer`, or the

@@ -10,11 +10,11 @@ from digen_core.errors import UserError
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.watch import Seen
 from flows.runtime.notify import notify
+from flows.runtime.observers import say
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, dismiss
 from tasks.gang.forming import told_by
 
-RESTART_SECONDS: Final = 30.0  # until a lost worker of a pool is back
 MAX_LOSSES: Final = 3
 """Losses of one worker without progress of the run between them: more, and the run ends, or goes on
 without a newcomer that is lost as it is made ready."""
@@ -65,7 +65,7 @@ def look(run: RunContext) -> Seen:
 
     Raises:
         UserError: a gang is lost as one of its members found what a user has to change.
-        WorkerLostError: workers are lost again and again, or nobody can score any more.
+        WorkerLostError: workers are lost again and again, or nobody can score for too long.
         SchedulerLostError: the scheduler does not answer.
     """
     seen = run.watch.look(run.fleet.addresses, run.fleet.pools, run.fleet.followers)
@@ -143,18 +143,23 @@ def _require_progress(run: RunContext, text: str) -> None:
 
 
 def _require_pool_workers(run: RunContext, workers: Mapping[str, Presence]) -> None:
-    """Check that every pool has workers; those that a nanny watches over come back when lost.
+    """Check that every pool has workers; one that has none is waited for, as the last of a role is.
 
     Raises:
-        WorkerLostError: one has had none for too long.
+        WorkerLostError: one has had none for ``cluster.rejoin_timeout`` seconds.
     """
     filled = {resource for worker in workers.values() for resource in worker.resources}
     empty = [pool for pool in run.fleet.pools if pool not in filled]
+    for pool in empty:
+        if pool not in run.fleet.empty_since:
+            say(f"waiting for a worker of the pool {pool!r}: none is left")
     run.fleet.pools_are_empty(empty, monotonic())
     for pool, since in run.fleet.empty_since.items():
-        if monotonic() - since > RESTART_SECONDS:
+        limit = run.config.cluster.rejoin_timeout
+        if monotonic() - since > limit:
             names = ", ".join(run.fleet.pools[pool])
             raise WorkerLostError(
-                f"all workers of the pool {pool!r} were lost ({names}); see their logs, and the "
-                "memory of their machines"
+                f"no worker of the pool {pool!r} came back in {limit:.0f} s "
+                f"(cluster.rejoin_timeout), {names} were lost: see their logs, and the memory of "
+                "their machines; start one, and resume the run"
             )

@@ -5,11 +5,13 @@ from uuid import UUID
 
 import pytest
 
+from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from flows.runtime.fleet import joining, losses, task_set
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Seen
+from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence
 from tasks.runner.completions import Completion
 
@@ -127,3 +129,22 @@ def test_a_run_that_has_grown_outlives_the_loss_of_many_at_once(run):
     run.watch.look = lambda *of: Seen({others.address: others}, dict.fromkeys(spots, "was lost"))
     losses.look(run)
     assert run.fleet.names == {"first"}
+
+
+def test_a_pool_that_is_empty_is_waited_for_as_a_role_is(run, monkeypatch):
+    clock, said = [0.0], []
+    monkeypatch.setattr(losses, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(losses, "say", said.append)
+    run.config = SimpleNamespace(cluster=ClusterConfig(rejoin_timeout=600.0))
+    run.fleet.pools = {"judges": ["j-0"]}
+    there = {SINGLE: Presence("single", SINGLE, BOTH, 0.1)}
+    run.watch.look = lambda *of: Seen(there)
+    for clock[0] in (0.0, 31.0, 600.0):  # its machine starts anew
+        losses.look(run)
+    assert said == ["waiting for a worker of the pool 'judges': none is left"]
+    clock[0] = 601.0
+    with pytest.raises(WorkerLostError, match=r"no worker of the pool 'judges' came back in 600 s"):
+        losses.look(run)
+    there["at j"] = Presence("j-0", "at j", frozenset({"judges"}), 0.1)
+    losses.look(run)
+    assert not run.fleet.empty_since
