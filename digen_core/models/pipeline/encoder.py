@@ -45,7 +45,7 @@ class PromptEncoder(ABC):
         scales = [scale for own in configs for scale in own.guidance_scales]
         self.guided = self.uses_cfg and max(scales) > self.guides_above  # in any of its roles
         self._negative: Condition | None = None
-        self._is_encoding = False  # with the transformer aside
+        self._aside: list[Any] = []  # transformers, of all views of it
 
     @property
     @abstractmethod
@@ -152,9 +152,9 @@ class PromptEncoder(ABC):
             if isinstance(module, nn.Module) and part_of(name) == "text_encoders"
         ]
         with ExitStack() as stack:
-            if "transformer" in self.config.offload and not self._is_encoding:
-                self._is_encoding = True
-                stack.callback(setattr, self, "_is_encoding", False)
+            if "transformer" in self.config.offload and not self._aside:
+                self._aside.extend(self.transformers)
+                stack.callback(self._aside.clear)
                 stack.enter_context(off_device(self.transformers, self.device))
             stack.enter_context(on_device(modules, self.device))
             yield

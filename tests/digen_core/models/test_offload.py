@@ -1,5 +1,7 @@
 """What waits on the host, and how a VAE decodes in less memory."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -81,6 +83,29 @@ def test_the_transformer_makes_room_once_while_prompts_are_embedded(tiny_familie
     assert aside == [policy.transformer]
     policy.encode(["a red circle"])
     assert len(aside) == 2
+
+
+def test_the_transformer_makes_room_once_for_prompts_of_several_sizes(tiny_families, monkeypatch):
+    from digen_core.models.pipeline import encoder
+
+    policy = load_tiny(tiny_families["flux"], "flux", offload=("text_encoders", "transformer"))
+    view = policy.at_size((48, 32, 1))
+    aside = []
+
+    @contextmanager
+    def noting(modules, device):
+        aside.append("goes")
+        yield
+        aside.append("comes")
+
+    monkeypatch.setattr(encoder, "off_device", noting)
+    with policy.encoding():
+        within = policy.at_size((32, 48, 1))
+        for own in (policy, view, within):
+            own.encode(["a red circle"])
+    assert aside == ["goes", "comes"]
+    within.encode(["a red circle"])  # as one that was made at another time
+    assert aside == ["goes", "comes"] * 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

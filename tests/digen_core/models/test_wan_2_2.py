@@ -145,6 +145,16 @@ def test_the_second_scale_is_the_first_one_if_none_is_named(folder):
     assert torch.equal(policy.velocity(*inputs), same.velocity(*inputs))
 
 
+@pytest.mark.parametrize("role", [{}, {"train_guidance_scale": 4.0}], ids=["alike", "guided role"])
+def test_without_guidance_there_is_no_second_scale(folder, role):
+    """Whether another role of the model is guided or not."""
+    unguided = {"guidance_scale": 1.0, **role}
+    policy = load_tiny(folder, "wan-a14b", "float64", guidance_scale_2=3.0, **unguided)
+    same = load_tiny(folder, "wan-a14b", "float64", guidance_scale_2=None, **unguided)
+    inputs = batch(policy, 0.9, 0.5)
+    assert torch.equal(policy.velocity(*inputs), same.velocity(*inputs))
+
+
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "all weights"])
 @pytest.mark.parametrize("trained", ["both", "high", "low"])
 def test_the_gradient_reaches_those_that_are_trained(folder, trained, lora):
