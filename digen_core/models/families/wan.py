@@ -247,11 +247,11 @@ class WanPolicy(PipelinePolicy):
 
     @property
     def guidance_scale(self) -> float:
-        """The scale of the expert whose turn it is."""
-        low = self.config.guidance_scale_2
-        if low is not None and not self.transformer.is_high:
-            return low
-        return self.config.guidance_scale
+        """The scale of the expert whose turn it is; without guidance neither has another one."""
+        high, low = self.config.guidance_scale, self.config.guidance_scale_2
+        if low is None or high <= self.guides_above or self.transformer.is_high:
+            return high
+        return low
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, z, F, h, w].
