@@ -14,7 +14,10 @@ from digen_core.rewards.failures import FAILED, known
 
 Array = NDArray[np.float64]
 
-_NOT_OF_SAMPLES: Final = {"device", "compile", "offload", "vae_slicing", "sizes"}
+_NOT_OF_SAMPLES: Final = {
+    *("device", "compile", "offload", "vae_slicing"),
+    *("sizes", "train_guidance_scale", "reference_guidance_scale", "train_experts"),
+}
 """Keys of a model that say where it computes, or are of training."""
 
 _NOT_OF_SCORES: Final = {"weight", "url", "timeout", "max_attempts", "backoff_seconds", "pool"}

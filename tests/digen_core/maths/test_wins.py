@@ -184,6 +184,25 @@ def test_what_makes_samples_is_named():
     assert len({named(), *(named(**other) for other in others)}) == 4
 
 
+@pytest.mark.parametrize(
+    "of_training",
+    [
+        {"train_guidance_scale": 4.0},
+        {"reference_guidance_scale": 4.0},
+        {"train_experts": "high"},
+        {"sizes": [[480, 480, 5]]},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_what_a_model_has_in_training_alone_makes_no_other_samples(of_training):
+    def named(**model):
+        algorithm = {"type": "diffusion_nft", "kl_coefficient": 0.1}
+        model = {"family": "wan", "device": "cpu", **model}
+        return sampled_as(RunConfig.model_validate({"algorithm": algorithm, "model": model}))
+
+    assert named(**of_training) == named()
+
+
 # --- what is shown ----------------------------------------------------------------------------
 
 
