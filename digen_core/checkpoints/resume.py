@@ -25,8 +25,9 @@ from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prom
 from digen_core.errors import UserError
 
 MAY_CHANGE: Final = re.compile(
-    r"name|num_iterations|max_minutes|max_cost|model\.device|prompts\.(?!empty_fraction).*"
-    r"|rollout\.(fragment_size|batch_size|steps_per_task)|train\.(pack_size|gradient_checkpointing)"
+    r"name|num_iterations|max_minutes|max_cost|model\.(device|offload|vae_slicing)"
+    r"|prompts\.(?!empty_fraction).*|rollout\.(fragment_size|batch_size|steps_per_task|cuda_graphs)"
+    r"|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
     r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds|pool)"
 )

@@ -71,6 +71,8 @@ def changed(run_dir, *tokens: str) -> RunConfig:
         "--train.pack-size 3",
         "--checkpoints.keep-every 5 --tracking.experiment other --evaluation.every 3",
         "--model.device cpu --train.gradient-checkpointing true",
+        "--model.offload ['text_encoders','vae','transformer'] --model.vae-slicing true",
+        "--rollout.cuda-graphs true",
         "--rewards.shapes.pool judges --cluster.reward-workers.judges 1",
     ],
 )
