@@ -20,6 +20,7 @@ from digen_core.checkpoints.manifest import (
     read_manifest,
 )
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, require_run
+from digen_core.config.rewards.base import OF_ASKING
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
@@ -29,7 +30,7 @@ MAY_CHANGE: Final = re.compile(
     r"|prompts\.(?!empty_fraction).*|rollout\.(fragment_size|batch_size|steps_per_task|cuda_graphs)"
     r"|train\.(pack_size|gradient_checkpointing)"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
-    r"|rewards\..*\.(url|timeout|max_attempts|backoff_seconds|pool)"
+    rf"|rewards\..*\.({'|'.join(OF_ASKING)})"
 )
 """Keys of a config that say how, where and how long a run works, not what it learns. Of prompts
 the content counts, and how many are emptied, not the place."""

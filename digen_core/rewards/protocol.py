@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digen_core.config.rewards import RewardConfig, relative, that_see
+from digen_core.config.rewards.base import OF_ASKING
 from digen_core.config.run import RunConfig
 from digen_core.rewards.failures import FAILED, known
 
@@ -20,8 +21,8 @@ _NOT_OF_SAMPLES: Final = {
 }
 """Keys of a model that say where it computes, or are of training."""
 
-_NOT_OF_SCORES: Final = {"weight", "url", "timeout", "max_attempts", "backoff_seconds", "pool"}
-"""Keys of a reward that say where it is asked, or what its score is worth."""
+_NOT_OF_SCORES: Final = {"weight", *OF_ASKING}
+"""Keys of a reward that say how it is asked, or what its score is worth."""
 
 
 def sample_scores(

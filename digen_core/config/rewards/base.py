@@ -1,6 +1,6 @@
 """What rewards of a config have in common, by what they look at."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -12,6 +12,12 @@ Form = Literal["images", "latents"]
 """What rewards are handed of samples: what was decoded of them, images or videos, or latents."""
 
 Sees = Literal["samples", "groups"]
+
+OF_ASKING: Final = (
+    *("url", "token_variable", "pool", "timeout", "max_attempts", "backoff_seconds"),
+    *("concurrency", "batch_size", "detector_batch_size"),
+)
+"""Keys of rewards that say where and how they are asked, and not what they say."""
 
 
 def _not_a_role(name: str) -> str:

@@ -84,6 +84,26 @@ def test_how_and_where_a_run_works_may_change(run_dir, tokens):
 
 
 @pytest.mark.parametrize(
+    "token",
+    [
+        "judge.url http://127.0.0.1:8001/v1",
+        "judge.max_attempts 9",
+        "judge.concurrency 1",
+        "judge.token_variable TOKEN",
+        "clipscore.batch_size 4",
+    ],
+)
+def test_how_a_reward_is_asked_may_change(run_dir, token):
+    judge = ["--rewards.judge.url", "http://127.0.0.1:8000/v1", "--rewards.judge.model", "vlm"]
+    before = changed(run_dir, *judge, "--rewards.clipscore", "1")
+    (run_dir / CONFIG_OF_RUN).write_text(before.model_dump_json())
+    key, value = token.split()
+    now = changed(run_dir, f"--rewards.{key}", value)
+    assert now != changed(run_dir)
+    assert resumption_of(now, run_dir).num_iterations == 4
+
+
+@pytest.mark.parametrize(
     ("tokens", "message"),
     [
         ("--seed 1", "seed was 0 and is now 1; leave that as it was, or start a new run"),

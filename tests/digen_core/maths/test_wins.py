@@ -172,6 +172,12 @@ def test_where_and_for_how_much_a_reward_is_asked_does_not_change_its_scores():
     assert judged_by(plain, "shapes/score") != judged_by(other, "shapes/score")
     assert judged_by(plain, "reward") != judged_by(heavy, "reward")
     assert judged_by(plain, "jpeg_compressibility/score") != judged_by(plain, "shapes/score")
+    vlm = {"url": "http://127.0.0.1:8000/v1", "model": "vlm"}
+    patient, hasty = (
+        rewards_of({"judge": vlm | own, "clipscore": {"batch_size": size}})
+        for own, size in (({}, 4), ({"concurrency": 64, "token_variable": "TOKEN"}, 32))
+    )
+    assert judged_by(patient, "reward") == judged_by(hasty, "reward")
 
 
 def test_what_makes_samples_is_named():
