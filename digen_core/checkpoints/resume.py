@@ -28,7 +28,8 @@ from digen_core.errors import UserError
 MAY_CHANGE: Final = re.compile(
     r"name|num_iterations|max_minutes|max_cost|model\.(device|offload|vae_slicing)"
     r"|prompts\.(?!empty_fraction).*|rollout\.(fragment_size|batch_size|steps_per_task|cuda_graphs)"
-    r"|train\.(pack_size|gradient_checkpointing)"
+    r"|train\.(pack_size|gradient_checkpointing|max_replay_error|min_gradient_cosine)"
+    r"|numerics\.patience"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
     rf"|rewards\..*\.({'|'.join(OF_ASKING)})"
 )

@@ -73,6 +73,7 @@ def changed(run_dir, *tokens: str) -> RunConfig:
         "--model.device cpu --train.gradient-checkpointing true",
         "--model.offload ['text_encoders','vae','transformer'] --model.vae-slicing true",
         "--rollout.cuda-graphs true",
+        "--train.max-replay-error 0.05 --train.min-gradient-cosine 0.9 --numerics.patience 20",
         "--rewards.shapes.pool judges --cluster.reward-workers.judges 1",
     ],
 )
