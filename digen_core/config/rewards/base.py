@@ -15,9 +15,10 @@ Sees = Literal["samples", "groups"]
 
 OF_ASKING: Final = (
     *("url", "token_variable", "pool", "timeout", "max_attempts", "backoff_seconds"),
-    *("concurrency", "batch_size", "detector_batch_size"),
+    *("concurrency", "batch_size", "detector_batch_size", "max_tokens"),
 )
-"""Keys of rewards that say where and how they are asked, and not what they say."""
+"""Keys of rewards that say where and how they are asked, and not what they say: an answer that
+``max_tokens`` cuts off is none."""
 
 
 def _not_a_role(name: str) -> str:

@@ -91,6 +91,7 @@ def test_how_and_where_a_run_works_may_change(run_dir, tokens):
         "judge.max_attempts 9",
         "judge.concurrency 1",
         "judge.token_variable TOKEN",
+        "judge.max_tokens 1024",
         "clipscore.batch_size 4",
     ],
 )
