@@ -10,8 +10,10 @@ from digen_core.records import Span
 from digen_core.sim.simulator import simulate
 
 
-def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
+def expected_seconds(costs: Costs, kind: str, span: Span) -> float | None:
     """Return the seconds that a task should take once it runs; 0 for one that takes little.
+
+    None if nobody knows: how long the first push takes, all weights may take very long.
 
     Args:
         costs: as far as they are known.
@@ -32,7 +34,8 @@ def expected_seconds(costs: Costs, kind: str, span: Span) -> float:
             return costs.optimizer_step
         case "push":
             sites = {site for link in costs.links for site in link.between}
-            return costs.push + costs.crossing(sites, whole=True)  # it may be the one that crosses
+            # It may be the one that crosses.
+            return costs.push + costs.crossing(sites, whole=True) or None
     return 0.0
 
 

@@ -57,6 +57,7 @@ def test_a_push_may_be_the_one_that_crosses_a_link():
     afar = COSTS.model_copy(update={"links": (links[0].slower(2.0), links[1])})
     afar = afar.model_copy(update={"sent": Sent(version=20.0)})
     assert expected_seconds(COSTS, "default", push) == 0.75
+    assert expected_seconds(COSTS.model_copy(update={"push": 0.0}), "default", push) is None
     assert expected_seconds(afar, "default", push) == 0.75 + 2 * 2.5
     as_deltas = afar.model_copy(update={"sent": Sent(version=20.0, delta=1.0)})
     assert expected_seconds(as_deltas, "default", push) == 0.75 + 2 * 2.5  # not of who joins
