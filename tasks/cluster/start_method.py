@@ -4,9 +4,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,8 @@ IMPORTS: Final = (
 """What copies share, nearly all of what a start costs."""
 
 ACCELERATORS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel")
+MOST_OF_SOCKETS: Final = 60
+"""Bytes of a folder in which Unix sockets may be: their paths have 107, of which 40 follow it."""
 FORK_SAFE: Final = (3, 11, 1)  # before, any user of the machine could have the process run code
 
 
@@ -71,9 +74,28 @@ def import_ahead(num_threads: int) -> None:
     with variables_set(environment_before_start(num_threads)):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            _choose_folder()
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def folder_of_sockets() -> str:
+    """Return the folder of temporary files, or where its path is too long for sockets another."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= MOST_OF_SOCKETS else "/tmp"
+
+
+def _choose_folder() -> None:
+    """Have Python make the folder for sockets of this process, and those it starts, where they fit.
+
+    Before 3.14 it takes that of temporary files.
+    """
+    before, tempfile.tempdir = tempfile.tempdir, folder_of_sockets()
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from distributed import Worker
 from distributed.comm import get_address_host, get_address_host_port
 from distributed.security import Security
 
+from tasks.cluster.start_method import folder_of_sockets
 from tasks.gang.channel import Channel, LateError, keep_alive, prove
 
 PROOF_SECONDS: Final = 10.0
@@ -129,7 +130,7 @@ def _near_listener(folder: Path) -> tuple[socket.socket, Path]:
     try:
         return _bound_in(folder)
     except OSError:
-        return _bound_in(Path(tempfile.gettempdir()))
+        return _bound_in(Path(folder_of_sockets()))
 
 
 def _bound_in(folder: Path) -> tuple[socket.socket, Path]:

@@ -32,6 +32,28 @@ def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch
     assert start_method() == "spawn"
 
 
+@pytest.mark.skipif(
+    start_method() == "spawn", reason="each worker of this machine imports for itself"
+)
+def test_copies_start_where_the_path_of_temporary_files_is_long(tmp_path):
+    """As on clusters that give each job a folder of its own."""
+    folder = tmp_path / ("a" * 60) / ("b" * 60)
+    folder.mkdir(parents=True)
+    code = """
+import multiprocessing, tempfile
+from tasks.cluster import start_method
+start_method.IMPORTS = ()
+start_method.import_ahead(1)
+copy = multiprocessing.get_context("forkserver").Process(target=print, args=("here",))
+copy.start()
+copy.join()
+print(tempfile.gettempdir())
+"""
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert said.split() == ["here", str(folder)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     start_method() == "spawn", reason="each worker of this machine imports for itself"

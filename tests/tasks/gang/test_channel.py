@@ -112,6 +112,19 @@ def test_on_one_host_nothing_listens_on_a_network_and_nothing_is_left(
     assert [each for each in short_path.rglob("*") if each not in (own, temporary)] == []
 
 
+def test_a_socket_is_where_its_path_is_short_enough(place, tmp_path, monkeypatch):
+    """Neither the worker's folder nor that of temporary files takes one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / (100 * "t")))
+    awaited = Awaited(place(HERE, folder=tmp_path / (100 * "w")), HERE, KEY)
+    path = Path(awaited.address.removeprefix("unix://"))
+    with ThreadPoolExecutor() as pool:
+        met = pool.submit(awaited.meet)
+        assert path.is_socket()
+        awaited.stop()
+        assert met.result(10) is None
+    assert not path.parent.exists()
+
+
 def test_on_another_host_it_listens_where_its_worker_does_until_the_leader_has_called(place):
     awaited = Awaited(place(THERE), HERE, KEY)
     scheme, host, port = awaited.address.replace("//", "").split(":")
