@@ -21,7 +21,7 @@ def prefect_server_of(pid: int) -> int | None:
     """Return the process of the Prefect server that a process has started, if there is one."""
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):  # it ended meanwhile
-            if child.cmdline()[1:3] == ["-m", PREFECT_MODULE]:
+            if child.cmdline()[1:4] == ["-P", "-m", PREFECT_MODULE]:
                 return child.pid
     return None
 

@@ -1,6 +1,7 @@
 """The core library: models, algorithms, control. Knows no orchestrator."""
 
 import os
+import sys
 from typing import Final
 
 NO_TELEMETRY: Final = {
@@ -15,6 +16,10 @@ network each start would also wait for that."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 """Hosts that no proxy leads to: there would be its own."""
+
+PYTHON: Final = (sys.executable, "-P")
+"""Begins the commands of digen's own processes: the folder that digen is called in, which may have
+packages of the same names, is no place to import from."""
 
 
 def prepare_environment() -> None:

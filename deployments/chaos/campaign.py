@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from deployments.chaos.outcome import Order, Outcome
 from deployments.chaos.player import KEPT, OUTCOME, RUNS
 from deployments.chaos.story import ISOLATED, KINDS, Kind, Service, Story, draw
 from deployments.errors import RunFailedError
+from digen_core import PYTHON
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 
@@ -165,7 +165,7 @@ class Campaign:
             limit_seconds=self._limit,
         )
         (folder / ORDER).write_text(order.model_dump_json(indent=2), encoding="utf-8")
-        player = (sys.executable, "-m", "deployments.chaos.player", str(folder / ORDER))
+        player = (*PYTHON, "-m", "deployments.chaos.player", str(folder / ORDER))
         done = self._tied([*(ISOLATE if self._is_isolated else ()), *player])
         if not (folder / OUTCOME).exists():
             why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -183,7 +183,7 @@ class Campaign:
         self._ties.add(ours)
         try:
             return subprocess.run(
-                [sys.executable, "-m", "tasks.cluster.tied", *command],
+                [*PYTHON, "-m", "tasks.cluster.tied", *command],
                 stdin=theirs,
                 capture_output=True,
                 text=True,

@@ -32,6 +32,7 @@ from deployments.chaos.outcome import Attempt, Order, Outcome
 from deployments.chaos.services import Services
 from deployments.chaos.story import FLOW, ITS_DEVICE, PHASES, POINTS, PREFECT, Fault, Moment
 from deployments.processes import prefect_server_of
+from digen_core import PYTHON
 from digen_core.config.load import CONFIG_OF_RUN
 
 OUTCOME: Final = "outcome.json"
@@ -119,7 +120,7 @@ class Player:
         arguments = (*self._order.arguments, *self._services.arguments, *where)
         with ours:
             victim = subprocess.Popen(
-                [sys.executable, *module, *arguments],
+                [*PYTHON, *module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -141,7 +142,7 @@ class Player:
 
     def _sync(self) -> None:
         """Have sent what MLflow did not take while the run was there, as the run said."""
-        command = [sys.executable, "-c", "from deployments.cli import main; main()", "sync"]
+        command = [*PYTHON, "-c", "from deployments.cli import main; main()", "sync"]
         folders = [str(config.parent) for config in self._runs_dir.glob(f"*/{CONFIG_OF_RUN}")]
         output = self._folder / OUTPUT
         with output.open("a", encoding="utf-8") as file:

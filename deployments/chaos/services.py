@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 from pydantic import Field, TypeAdapter
 
 from deployments.chaos.story import Service, devices_of
+from digen_core import PYTHON
 from digen_core.config.rewards import CalledConfig, that_see
 from digen_core.config.rewards.servers import RemoteConfig
 from digen_core.config.run import RunConfig
@@ -58,7 +58,7 @@ class Supervised:
             log: gets what it writes.
             followers: are started anew, too, when it has ended.
         """
-        self._command = [sys.executable, "-m", *command]
+        self._command = [*PYTHON, "-m", *command]
         self._environment = {**os.environ, **environment}
         self._log = log
         self._followers = followers

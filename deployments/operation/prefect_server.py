@@ -6,7 +6,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from prefect.states import Scheduled
 from deployments.operation.sign_in import is_answered, link_to
 from deployments.operation.state import write_privately
 from deployments.processes import PREFECT_MODULE
+from digen_core import PYTHON
 from digen_core.errors import UserError
 from digen_core.preflight.network import check_server, check_writable
 from tasks.cluster.start_method import variables_set
@@ -97,7 +97,7 @@ def server_command(host: str, api_url: str, names: Collection[str] = ()) -> list
         api_url: of its API.
         names: by which others call it.
     """
-    command = [sys.executable, "-m", PREFECT_MODULE, "--host", host]
+    command = [*PYTHON, "-m", PREFECT_MODULE, "--host", host]
     command += ["--port", str(urlsplit(api_url).port)]
     return [*command, *(word for name in names for word in ("--name", name))]
 
@@ -210,7 +210,7 @@ def _start(api: PrefectApi, log_path: Path) -> "subprocess.Popen[bytes]":
         server = server_command("127.0.0.1", api.url)
         return subprocess.Popen(
             # It ends with us, even if we are killed; and is started anew if it is.
-            [sys.executable, "-m", "tasks.cluster.tied", AGAIN, *server],
+            [*PYTHON, "-m", "tasks.cluster.tied", AGAIN, *server],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
 from httpx import HTTPError
@@ -20,13 +21,31 @@ from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 
 from deployments.operation.state import FOLDER
+from digen_core import PYTHON
 from digen_core.errors import UserError
 
 POOL, QUEUE = "digen", "cluster"
+PACKAGES: Final = ("deployments", "digen_core", "flows", "tasks")
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
 DEPLOY_SECONDS = 300.0
 OWN_RUN = "PREFECT__FLOW_RUN_ID"  # variable by which a Prefect worker tells a process its run
 CANCEL_SECONDS = 2.0  # for Prefect to be notified that runs end
+
+
+def check_folder() -> None:
+    """Check that this folder has no packages with names of digen's: Prefect looks in it first.
+
+    Raises:
+        UserError: it has one, and is not the folder of digen itself.
+    """
+    for name in PACKAGES:
+        own = Path(str(import_module(name).__file__))
+        for path in (Path(name, "__init__.py"), Path(f"{name}.py")):
+            if path.exists() and path.resolve() != own.resolve():
+                raise UserError(
+                    f"{path} of this folder has the name of a package of digen, and Prefect would "
+                    "import it in place of that; call digen up in another folder"
+                )
 
 
 def register(deployments: str, environment: Mapping[str, str]) -> None:
@@ -42,7 +61,7 @@ def register(deployments: str, environment: Mapping[str, str]) -> None:
     with _at(environment):
         asyncio.run(_make_queue())
     log = FOLDER / "prefect-deploy.log"
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy"]
+    command = [*PYTHON, "-m", "prefect", "--no-prompt", "deploy"]
     with log.open("wb") as file:
         made = subprocess.run(
             [*command, "--prefect-file", deployments, "--all"],

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from deployments.operation.prefect_server import (
     server_settings,
 )
 from deployments.operation.state import Options, Service, State
+from digen_core import PYTHON
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
 from tasks.cluster.cluster import QUIET, as_environment
@@ -133,7 +133,7 @@ def names_of(options: Options) -> list[str]:
 
 def _mlflow(options: Options, address: str) -> list[str]:
     runs = Path("runs").resolve()
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command = [*PYTHON, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", options.host, "--port", str(_port(address))]
     # The file and the folder that runs without a server use: it shows those, too.
     command += ["--backend-store-uri", f"sqlite:///{runs / 'mlflow.db'}"]
@@ -149,7 +149,7 @@ def _mlflow(options: Options, address: str) -> list[str]:
 
 
 def _scheduler(options: Options, addresses: Mapping[str, str]) -> list[str]:
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", options.host]
+    command = [*PYTHON, "-m", "distributed.cli.dask_scheduler", "--host", options.host]
     command += ["--port", str(_port(addresses[DASK]))]
     command += ["--protocol", "tls" if options.tls else "tcp"]
     command += ["--dashboard-address", f"127.0.0.1:{_port(addresses[DASHBOARD])}"]

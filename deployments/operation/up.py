@@ -1,6 +1,5 @@
 """Start and end everything that runs on one machine need, keeping what runs already."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -36,6 +35,7 @@ from deployments.operation.state import (
 )
 from deployments.operation.workers import Worker, workers_of
 from deployments.shipped import find_cluster
+from digen_core import PYTHON
 from digen_core.errors import UserError
 from digen_core.preflight.network import check_database_beside
 from tasks.cluster.presence import present_workers
@@ -59,6 +59,7 @@ def up(options: Options, say: Callable[[str], None]) -> State:
             f"there is no {options.deployments} here; call digen up in the folder of the project, "
             "or name another file by --deployments"
         )
+    registration.check_folder()
     workers = workers_of(find_cluster(options.cluster))
     here = [worker for worker in workers if worker.host is None and options.workers]
     with locked():
@@ -178,7 +179,7 @@ class _Starter:
         self._say_starting([worker.name for worker in workers])
         for worker in workers:
             arguments = worker.arguments(self.state.options.tls)
-            command = [sys.executable, "-m", "tasks.worker.process", *arguments]
+            command = [*PYTHON, "-m", "tasks.worker.process", *arguments]
             environment = {**self.state.environment, **worker.environment}
             self._start(worker.name, command, environment, worker.gpus)
         names = {name for worker in workers for name in worker.names}
@@ -189,7 +190,7 @@ class _Starter:
     def prefect_worker(self) -> None:
         """Start what runs the deployments."""
         self._say_starting([PREFECT_WORKER])
-        command = [sys.executable, "-m", "prefect", "worker", "start"]
+        command = [*PYTHON, "-m", "prefect", "worker", "start"]
         command += ["--pool", registration.POOL, "--type", "process"]
         logging = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
         self._start(PREFECT_WORKER, command, {**self.state.environment, **logging})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from digen_core import PYTHON
 from digen_core.control.protocol import Device
 from digen_core.records import Span
 from digen_core.trace.gaps import idle_gaps
@@ -50,7 +51,7 @@ def draw_apart(spans: Sequence[Span], devices: Sequence[Device], iteration: int)
 
 
 def _draw(request: bytes) -> bytes:
-    command = [sys.executable, "-m", __name__]
+    command = [*PYTHON, "-m", __name__]
     try:
         done = subprocess.run(
             command, input=request, capture_output=True, check=True, timeout=TIMEOUT_SECONDS

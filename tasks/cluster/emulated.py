@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import dask
 from distributed import Client, SpecCluster
 
+from digen_core import PYTHON
 from digen_core.control.protocol import Device
 from tasks.cluster.cluster import QUIET, as_environment, settings_of_workers, worker_process
 from tasks.cluster.listening import TASK_WORKER, own_scheduler, own_tls_settings
@@ -114,7 +114,7 @@ def _worker(name: str, num_threads: int, resources: dict[str, int]) -> dict[str,
 @contextmanager
 def _process(address: str, spec: dict[str, Any], settings: dict[str, Any]) -> Iterator[None]:
     """Run the workers of a spec in one process while the body runs."""
-    command = [sys.executable, "-m", "distributed.cli.dask_spec", address]
+    command = [*PYTHON, "-m", "distributed.cli.dask_spec", address]
     process = subprocess.Popen(
         [*command, "--spec", json.dumps(spec)],
         stdout=subprocess.DEVNULL,

@@ -20,6 +20,8 @@ METHOD: Final = "distributed.worker.multiprocessing-method"
 COPIED: Final = "tasks.cluster.copied"
 """The module that copies preload."""
 
+SAFE_PATH: Final = "PYTHONSAFEPATH"
+"""Keeps Python from importing from the folder that it is called in."""
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTS: Final = (
     PRELOAD,
@@ -71,7 +73,7 @@ def import_ahead(num_threads: int) -> None:
         get_mp_context()  # the first time, this chooses what is imported: Dask's own modules
     multiprocessing.set_forkserver_preload(list(IMPORTS))
     resource_tracker.ensure_running()  # whose start would let Ctrl-C through again
-    with variables_set(environment_before_start(num_threads)):
+    with variables_set(environment_before_start(num_threads) | {SAFE_PATH: "1"}):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             _choose_folder()

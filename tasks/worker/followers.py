@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from digen_core import PYTHON
 from digen_core.control.protocol import followers_of
 from digen_core.errors import UserError
 from digen_core.inputs.text import number_of
@@ -79,10 +79,10 @@ def beside(members: Sequence[Sequence[str]]) -> Iterator[None]:
     processes = []
     try:
         for arguments, gpu in zip(members, others, strict=True):
-            command = [sys.executable, "-m", "tasks.worker.process", *arguments]
+            command = [*PYTHON, "-m", "tasks.worker.process", *arguments]
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tasks.cluster.tied", AGAIN, *command],
+                    [*PYTHON, "-m", "tasks.cluster.tied", AGAIN, *command],
                     stdin=subprocess.PIPE,
                     env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
                 )

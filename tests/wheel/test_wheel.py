@@ -69,7 +69,12 @@ def test_other_shipped_files_are_found_by_name(arguments, out, call):
 @pytest.mark.operation
 @pytest.mark.timeout(900)
 def test_it_trains_what_it_ships(call, tmp_path):
-    """Train, judge again, go on: workers and later processes find the same files."""
+    """Train, judge again, go on: workers and later processes find the same files.
+
+    And import nothing of the user's, whose packages may have the names of digen's.
+    """
+    for name in FOLDERS:
+        (tmp_path / "empty" / f"{name}.py").write_text("raise RuntimeError('this is not digen')")
     small = ["--evaluation.samples-per-prompt", "1", "--max-minutes", "3"]
     trained = call("digen", "train", "shapes", "--num-iterations", "2", *small, timeout=400)
     assert trained.returncode == 0, trained.stderr

@@ -16,6 +16,8 @@ from prefect.states import Paused, Running, Suspended
 from deployments.operation import registration
 from deployments.operation.prefect_server import set_state as set_state_of
 from deployments.operation.registration import POOL, QUEUE
+from digen_core.errors import UserError
+from support.paths import ROOT
 
 
 @pytest.fixture
@@ -125,3 +127,16 @@ def test_a_suspended_run_that_is_resumed_is_started_by_a_worker(api, gone, tmp_p
     asyncio.run(set_state(suspended, Suspended()))
     set_state_of(tmp_path, str(suspended), Running(), "paused")  # as digen pause --off does
     assert asyncio.run(states(suspended)) == ["SCHEDULED"]
+
+
+@pytest.mark.parametrize("path", ["tasks.py", "flows/__init__.py"])
+def test_a_folder_with_packages_of_digens_names_is_refused(path, tmp_path, monkeypatch):
+    """Prefect takes the folder that runs happen in for the first place to import from."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flows").mkdir()  # no package: nothing is imported from it
+    registration.check_folder()
+    (tmp_path / path).touch()
+    with pytest.raises(UserError, match=rf"^{path} of this folder .*; call digen up in another"):
+        registration.check_folder()
+    monkeypatch.chdir(ROOT)
+    registration.check_folder()

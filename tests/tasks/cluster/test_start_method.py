@@ -35,6 +35,30 @@ def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch
 @pytest.mark.skipif(
     start_method() == "spawn", reason="each worker of this machine imports for itself"
 )
+def test_what_lies_in_the_folder_that_digen_is_called_in_is_not_imported_ahead(tmp_path):
+    """A user's own package may have the name of one of digen's."""
+    (tmp_path / "tasks.py").write_text("print('the user's')")
+    code = """
+import os, sys
+sys.path.remove("")  # as of a console script
+from tasks.cluster.start_method import SAFE_PATH, import_ahead
+import multiprocessing
+import_ahead(1)
+copy = multiprocessing.get_context("forkserver").Process(
+    target=eval, args=(f"print({SAFE_PATH!r} in __import__('os').environ)",)
+)
+copy.start()
+copy.join()
+print(SAFE_PATH in os.environ)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\nFalse\n", "")
+
+
+@pytest.mark.skipif(
+    start_method() == "spawn", reason="each worker of this machine imports for itself"
+)
 def test_copies_start_where_the_path_of_temporary_files_is_long(tmp_path):
     """As on clusters that give each job a folder of its own."""
     folder = tmp_path / ("a" * 60) / ("b" * 60)
