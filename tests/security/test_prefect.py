@@ -20,6 +20,7 @@ from deployments.operation.registration import POOL, _make_queue
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.checkpoints.run_state import Holder
 from support.prefect_access import headers_of
+from support.prefect_settings import settings_with_server
 from support.prefect_tables import IN_HOME
 from support.sockets import address_of, documented, listening
 
@@ -35,7 +36,7 @@ def server(tmp_path_factory, prefect_tables):
         patch.setenv("PREFECT_HOME", str(home))
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.setattr(prefect_server, "DEFAULT_PORT", prefect_server.any_free_port())
-        unconfigured = SimpleNamespace(api=SimpleNamespace(url=None))
+        unconfigured = settings_with_server(None)
         patch.setattr(prefect_server, "get_current_settings", lambda: unconfigured)
         before = set(listening([psutil.Process()]))
         with prefect_server.prefect_server(folder) as api:
@@ -195,7 +196,7 @@ def test_a_run_is_paused_and_cancelled_by_the_folders_variables(server, monkeypa
             return (await client.read_flow_run(run)).state.type.value
 
     run = asyncio.run(running())
-    unconfigured = SimpleNamespace(api=SimpleNamespace(url=None))
+    unconfigured = settings_with_server(None)
     monkeypatch.setattr(prefect_server, "get_current_settings", lambda: unconfigured)
     set_state(server.runs, run, Paused(), "running")
     assert asyncio.run(state_of(run)) == "PAUSED"

@@ -13,7 +13,6 @@ import pytest
 from prefect.settings import (
     PREFECT_API_DATABASE_CONNECTION_URL,
     PREFECT_HOME,
-    get_current_settings,
     temporary_settings,
 )
 from prefect.states import Paused
@@ -23,6 +22,7 @@ from deployments.operation.state import alive_after
 from deployments.processes import prefect_server_of
 from digen_core.errors import UserError
 from support.mlflow_server import free_port
+from support.prefect_settings import settings_with_server
 from support.prefect_tables import IN_HOME
 from support.waiting import comes_to
 
@@ -45,9 +45,7 @@ def started(monkeypatch):
 
 
 def configure(monkeypatch, url):
-    settings = get_current_settings()
-    api = settings.api.model_copy(update={"url": url})
-    settings = settings.model_copy(update={"api": api})
+    settings = settings_with_server(url)
     monkeypatch.setattr(prefect_server, "get_current_settings", lambda: settings)
 
 
