@@ -5,6 +5,7 @@ this folder, with this Python, so hosts share both with this machine.
 """
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,6 @@ from typing import Literal
 from deployments.operation import kubernetes, slurm
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
 from deployments.operation.workers import Worker, workers_of
-from digen_core import PYTHON
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import Cluster
 
@@ -69,7 +69,7 @@ def _cuda_lines(cluster: Cluster, tls: bool) -> Iterator[str]:
 
 
 def _command(worker: Worker, variables: Mapping[str, str], tls: bool) -> str:
-    python = [*PYTHON, "-m", "tasks.worker.process", *worker.arguments(tls)]
+    python = [sys.executable, "-m", "tasks.worker.process", *worker.arguments(tls)]
     return " ".join([*(f"{name}={value}" for name, value in variables.items()), shlex.join(python)])
 
 

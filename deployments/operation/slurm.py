@@ -8,12 +8,12 @@ whole job ends with any of its teams, no spares are started.
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.operation.state import FOLDER, USE_ENVIRONMENT
 from deployments.operation.workers import Kind, Teams, in_teams
-from digen_core import PYTHON
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import DeviceGroup, RewardGroup
@@ -163,7 +163,7 @@ def _job_script(
         cores=group.threads * share,
         processes=1,
         death_timeout=WAIT_SECONDS,
-        python=shlex.join(PYTHON),
+        python=shlex.quote(sys.executable),
         worker_command="tasks.worker.process",
         worker_extra_args=arguments,
         job_directives_skip=skipped,

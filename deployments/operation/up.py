@@ -1,5 +1,6 @@
 """Start and end everything that runs on one machine need, keeping what runs already."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -179,7 +180,8 @@ class _Starter:
         self._say_starting([worker.name for worker in workers])
         for worker in workers:
             arguments = worker.arguments(self.state.options.tls)
-            command = [*PYTHON, "-m", "tasks.worker.process", *arguments]
+            # Prefect lets the processes of runs import from this folder, and so are workers to.
+            command = [sys.executable, "-m", "tasks.worker.process", *arguments]
             environment = {**self.state.environment, **worker.environment}
             self._start(worker.name, command, environment, worker.gpus)
         names = {name for worker in workers for name in worker.names}
