@@ -2,7 +2,6 @@
 
 import io
 import logging
-import sys
 
 import pytest
 from PIL import Image
@@ -27,7 +26,7 @@ def test_a_picture_that_cannot_be_drawn_is_no_picture(caplog):
 
 
 def test_without_a_python_there_is_no_picture(caplog, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "no-such-python")
+    monkeypatch.setattr("digen_core.trace.drawing.PYTHON", ["no-such-python"])
     with caplog.at_level(logging.WARNING):
         assert draw_apart([], [], 0).result(timeout=60) == b""
     assert "no-such-python" in caplog.text
