@@ -53,6 +53,13 @@ QUIET = {
     "distributed.admin.low-level-log-length": 10,
     "distributed.diagnostics.computations.max-history": 1,
 }
+# A cluster that a run starts is there until that ends, whatever the user has set for others.
+LASTING = {
+    # A worker that its nanny starts again imports torch: it is not given up meanwhile.
+    "distributed.deploy.lost-worker-timeout": "10m",
+    "distributed.scheduler.idle-timeout": None,
+    "distributed.worker.lifetime.duration": None,
+}
 PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of them
 
 
@@ -103,13 +110,11 @@ def run_cluster(
     nanny = _counted_nanny(len(workers), on_started)
     workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)
-    # A worker that its nanny starts again imports torch: it is not given up meanwhile.
-    patient = {"distributed.deploy.lost-worker-timeout": "10m"}
     settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
     if workers:
         import_ahead(config.threads_per_worker)
     with (
-        dask.config.set(settings | {METHOD: start_method()} | patient),
+        dask.config.set(settings | {METHOD: start_method()} | LASTING),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address

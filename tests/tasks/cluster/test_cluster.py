@@ -1,9 +1,11 @@
-"""What a run on a cluster that is not its own shows in its terminal."""
+"""A run's own cluster, and what a run on another one shows in its terminal."""
 
 import logging
 from asyncio import CancelledError
 
+import dask
 import pytest
+from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from digen_core.config.schedule import ClusterConfig
@@ -30,3 +32,19 @@ def test_a_reconnect_that_is_given_up_is_not_shown(error, is_shown):
         assert address == "tcp://127.0.0.1:8786"
         assert not logging.getLogger("distributed.batched").isEnabledFor(logging.INFO)
         assert bool(logging.getLogger("distributed.client").filter(record)) is is_shown
+
+
+def test_the_cluster_of_a_run_is_there_until_that_ends():
+    lasts = {
+        "distributed.scheduler.idle-timeout": "1h",
+        "distributed.worker.lifetime.duration": "1h",
+    }
+    with (
+        dask.config.set(lasts),  # as of a user whose other clusters serve many
+        run_cluster(ClusterConfig(tls=False), []) as address,
+        Client(address) as client,
+    ):
+        assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.idle_timeout) is None
+        assert (
+            dask.config.get("distributed.worker.lifetime.duration") is None
+        )  # which nannies pass on
