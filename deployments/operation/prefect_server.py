@@ -111,6 +111,9 @@ def server_settings(api_url: str, auth: str | None) -> dict[str, str]:
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": api_url.removesuffix("/api"),
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name and port it is reached
+        # Whatever the paths of a server are that the user has behind a proxy.
+        "PREFECT_SERVER_API_BASE_PATH": "/api",
+        "PREFECT_SERVER_UI_SERVE_BASE": "/",
     }
 
 

@@ -66,6 +66,18 @@ def test_a_server_that_is_found_is_left_alone(started, monkeypatch, tmp_path):
     assert not any(password in word for word in command)  # every user can list commands
 
 
+def test_a_server_that_is_started_has_its_own_paths(started, monkeypatch, tmp_path):
+    """Also where the variables of another one, behind a proxy, are set."""
+    configure(monkeypatch, None)
+    for name in ("PREFECT_SERVER_API_BASE_PATH", "PREFECT_SERVER_UI_SERVE_BASE"):
+        monkeypatch.setenv(name, "/prefect")
+    with pytest.raises(NotStartedError), prefect_server.prefect_server(tmp_path):
+        pass
+    ((_, environment),) = started
+    assert environment["PREFECT_SERVER_API_BASE_PATH"] == "/api"
+    assert environment["PREFECT_SERVER_UI_SERVE_BASE"] == "/"
+
+
 def test_the_configured_server_is_taken(started, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(prefect_server, "check_server", lambda label, url: asked.append(url))
