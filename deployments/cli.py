@@ -63,6 +63,12 @@ digen: reinforcement-learning post-training of diffusion and flow-matching model
   digen --help                                    all commands; COMMAND --help shows an example
 """
 
+NARROWEST = 10  # columns in which help can be read
+NO_DOCSTRINGS = (
+    "Python drops docstrings here, which digen and libraries that it uses read; unset "
+    "PYTHONOPTIMIZE, or set it to 1, and leave out -OO"
+)
+
 
 def _version() -> str:
     try:
@@ -278,9 +284,12 @@ def _option_like(arguments: Sequence[str], key: str) -> str | None:
 
 def main() -> None:
     """Entry point of the console command."""
+    if sys.flags.optimize > 1:
+        sys.exit(_fail(NO_DOCSTRINGS, 2))
     collect_rarely()
     install()
     apply_settings()
+    _drop_width()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # of a terminal that is not UTF-8
     try:
@@ -297,6 +306,16 @@ def main() -> None:
         _forget_output()
         code = _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", 2)
     sys.exit(code)
+
+
+def _drop_width() -> None:
+    """Drop a width that is none, such as the 0 of a terminal that nobody sees: help would not end.
+
+    What is printed is then as wide as the terminal, or 80.
+    """
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width) < NARROWEST:
+        del os.environ["COLUMNS"]
 
 
 def _forget_output() -> None:

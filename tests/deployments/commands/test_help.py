@@ -95,6 +95,32 @@ with LiveView(RunConfig(), "a-run"):
 """
 
 
+def printed(*command, **variables):
+    """Return what a process prints in which digen is called so."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_help_ends_where_a_terminal_has_no_width():
+    """As variables say of one that nobody sees, in which a program has another one run."""
+    found = printed("train", "--help", COLUMNS="0")
+    assert found.returncode == 0
+    assert found.stdout == printed("train", "--help", COLUMNS="80").stdout
+
+
+def test_python_without_docstrings_is_refused():
+    found = printed("config", "show", "shapes", PYTHONOPTIMIZE="2")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("digen: Python drops docstrings here, ")
+    assert printed("config", "show", "shapes", PYTHONOPTIMIZE="1").returncode == 0
+
+
 @pytest.mark.parametrize(
     "command",
     [*([PROGRAM, *own] for own in OUTPUTS.values()), [TRAINING]],
