@@ -71,7 +71,10 @@ def body(
             attach(found)
             return result
 
-        task = prefect_task(name=name, task_run_name="{label}")(attaching)
+        # What the user has set for other tasks would do twice what changes a worker, not do it
+        # again where it has to be, or write each sample into Prefect's storage.
+        options: dict[str, Any] = {"retries": 0, "persist_result": False}
+        task = prefect_task(name=name, task_run_name="{label}", **options)(attaching)
         return Body(function, task, TypeAdapter(facts))
 
     return make

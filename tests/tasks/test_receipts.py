@@ -11,6 +11,12 @@ import msgpack
 import numpy as np
 import pytest
 from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.settings import (
+    PREFECT_RESULTS_PERSIST_BY_DEFAULT,
+    PREFECT_TASKS_DEFAULT_RETRIES,
+    temporary_settings,
+)
 from pydantic import TypeAdapter
 
 import tasks
@@ -59,6 +65,16 @@ def bodies_and_tasks():
 BODIES, BARE_TASKS = bodies_and_tasks()
 DECLARED = [value for value in vars(receipts).values() if isinstance(value, type)]
 KINDS = [kind for kind in DECLARED if issubclass(kind, Facts) and kind is not Facts]
+
+
+def test_a_task_is_done_as_often_as_it_is_asked_for():
+    """Whatever the user has set for other tasks: each changes a worker, where its result stays."""
+    settings = {PREFECT_TASKS_DEFAULT_RETRIES: 3, PREFECT_RESULTS_PERSIST_BY_DEFAULT: True}
+    with temporary_settings(settings):
+        task = body("draw", receipts.Nothing)(lambda count, label: (count, Nothing())).task
+    assert task.retries == 0
+    assert task.persist_result is False
+    assert task.cache_policy == NO_CACHE
 
 
 def sent(*parts):
