@@ -12,6 +12,7 @@ from prefect.exceptions import ObjectNotFound
 from digen_core.checkpoints.resume import AUTO
 from digen_core.config.load import config_of_tree, tree_of_run
 from digen_core.config.merge import merge_configs
+from flows.runtime import ONCE
 
 
 class ConfiguredFlow(Flow[..., Any]):
@@ -67,4 +68,4 @@ def _of_deployment() -> Mapping[str, Any] | None:
 
 def configured_flow(**options: Any) -> Callable[[Callable[..., Any]], ConfiguredFlow]:
     """Decorate a function as ``prefect.flow`` does."""
-    return lambda function: ConfiguredFlow(function, **options)
+    return lambda function: ConfiguredFlow(function, **ONCE, **options)

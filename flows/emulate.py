@@ -16,6 +16,7 @@ from digen_core.sim.emulated_config import EmulatedConfig
 from digen_core.sim.scenario import Scenario
 from flows.launch import new_run_dir, run_on
 from flows.prepare import prepare
+from flows.runtime import ONCE
 from flows.runtime.subflows import on_cluster
 from tasks.cluster.calls import on_worker
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
@@ -26,7 +27,7 @@ from tasks.tracking.untracked import Untracked
 from tasks.workers import EmulatedWorkers
 
 
-@flow(name="emulate", flow_run_name="{config.name}")
+@flow(**ONCE, name="emulate", flow_run_name="{config.name}")
 def emulate(config: EmulatedConfig, tracked: bool = True) -> None:
     """Run all iterations; observers hear of them, and MLflow and Prefect's pages if ``tracked``."""
     devices = list(config.devices.values())

@@ -21,6 +21,7 @@ from digen_core.rewards.geneval.tasks import accuracies, task_means
 from digen_core.rewards.kinds import kind_means, kind_scores
 from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
+from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
@@ -39,7 +40,7 @@ IMAGES_PER_TASK: Final = 64
 FETCH_SECONDS: Final = 60.0
 
 
-@flow(name="evaluate", flow_run_name="{run_id}-evaluate-{tag}", validate_parameters=False)
+@flow(**ONCE, name="evaluate", flow_run_name="{run_id}-evaluate-{tag}", validate_parameters=False)
 def evaluate(run_id: str, tag: str) -> EvaluationReport:
     """Sample the evaluation prompts with the run's evaluated weights, score and publish.
 

@@ -25,6 +25,7 @@ from digen_core.records import FIRST, EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
 from flows.prepare import notify_of_cut_prompts, restore_version
+from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models
@@ -38,7 +39,7 @@ from tasks.runner.completions import Completions
 LATEST = "latest"
 
 
-@flow(name="evaluate-run", flow_run_name="evaluate {run}")
+@flow(**ONCE, name="evaluate-run", flow_run_name="evaluate {run}")
 def evaluate_run(
     run: str = LATEST,
     prompts: str | None = None,
@@ -133,7 +134,7 @@ def latest_run(runs_dir: Path) -> Path:
     return max(kept, key=lambda run: (run / CONFIG_OF_RUN).stat().st_mtime)
 
 
-@flow(name="restore", flow_run_name="{run_id}-restore", validate_parameters=False)
+@flow(**ONCE, name="restore", flow_run_name="{run_id}-restore", validate_parameters=False)
 def restore(run_id: str) -> None:
     """Load the model on the workers, and the newest whole version."""
     run = context_of(run_id)

@@ -5,6 +5,7 @@ from pathlib import Path
 from prefect import flow
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, name_of
+from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet
@@ -15,7 +16,7 @@ from tasks.receipts import Nothing
 from tasks.runner.completions import Completions
 
 
-@flow(name="export", flow_run_name="{run_id}-export", validate_parameters=False)
+@flow(**ONCE, name="export", flow_run_name="{run_id}-export", validate_parameters=False)
 def export(run_id: str) -> None:
     """Save LoRA adapters or the transformer under the run's folder, and register them in MLflow.
 

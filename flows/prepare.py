@@ -7,6 +7,7 @@ from prefect import flow
 
 from digen_core.config.families import FAMILIES
 from digen_core.data.prompts import Prompt
+from flows.runtime import ONCE
 from flows.runtime.conductor import Conductor
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.joining import await_roles
@@ -32,7 +33,7 @@ COUNTED_PROMPTS: Final = 1000
 """Prompts whose tokens are counted: the longest, by characters."""
 
 
-@flow(name="prepare", flow_run_name="{run_id}-prepare", validate_parameters=False)
+@flow(**ONCE, name="prepare", flow_run_name="{run_id}-prepare", validate_parameters=False)
 def prepare(run_id: str) -> Conductor:
     """Load the model on every worker and give all of them the version to begin with.
 

@@ -18,6 +18,7 @@ from prefect.states import Cancelled
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
+from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.loading import load_models, measure_costs
 from flows.runtime.fleet.losses import is_left_out, look
@@ -155,7 +156,7 @@ class Joining:
         self._run.inbox.put(message)
 
 
-@flow(name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
+@flow(**ONCE, name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
 def join(run_id: str, name: str) -> Joined | State:
     """Load the model on a worker, and measure it if nothing is known of its kind."""
     run = context_of(run_id)

@@ -10,6 +10,7 @@ from prefect.states import Cancelled
 from digen_core.config.run import RunConfig
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
+from flows.runtime import ONCE
 from flows.runtime.context import context_of
 from flows.runtime.fleet.roles import best_turn
 from flows.runtime.fleet.waiting import wait_for_turn
@@ -31,7 +32,7 @@ def name_of_run() -> str:
     return f"{parameters['run_id']}-i{parameters['index'] + 1:04d}"
 
 
-@flow(name=ITERATION_FLOW, flow_run_name=name_of_run, validate_parameters=False)
+@flow(**ONCE, name=ITERATION_FLOW, flow_run_name=name_of_run, validate_parameters=False)
 def iteration(run_id: str, index: int) -> State | None:
     """Stay open while the conductor runs one round of prompts, then publish its record."""
     run = context_of(run_id)
