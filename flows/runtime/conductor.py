@@ -226,8 +226,8 @@ class Conductor:
         run.progress.finished(opened.recorder.step_seconds)
         self._staleness.learn(opened.recorder)
         self._charge()
-        # an iteration whose update began, as a device loads a version late, is finished, too: the
-        # state is its own already
+        # An iteration whose update began, as a device loads a version late, is finished, too: the
+        # state is its own already. None is offered after it.
         is_updating = any(own.trained_from is not None for own in self._opened.values())
         self.limit_reached = None if is_updating else run.limit_reached
         self._last_seconds = now - opened.begun
