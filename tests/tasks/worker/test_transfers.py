@@ -1,11 +1,12 @@
 """The size of results, which Dask asks for whenever a task ends."""
 
+import asyncio
+
 import dask
 import numpy as np
 import pytest
 import torch
 from dask.sizeof import sizeof
-from distributed import Client, LocalCluster, wait
 from prefect.states import Completed
 
 from digen_core.training.gradient import PackMetrics
@@ -15,7 +16,7 @@ from tasks.cluster.listening import TaskWorker
 from tasks.gang.received import note_received
 from tasks.receipts import Received, collecting
 from tasks.worker.span import span_on_receipt
-from tasks.worker.transfers import received, sent_bytes
+from tasks.worker.transfers import sent_bytes
 
 
 def test_arrays_count_as_they_are_sent():
@@ -44,22 +45,11 @@ def test_what_a_task_that_failed_was_sent_is_not_counted_for_the_next():
     assert receipt["ran"]["num_bytes"] == 20
 
 
-def test_what_many_workers_sent_for_a_task_is_counted():
-    with (
-        dask.config.set(QUIET),
-        LocalCluster(
-            n_workers=13,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=None,
-            worker_class=TaskWorker,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        receiver, *senders = client.scheduler_info(n_workers=-1)["workers"]
-        parts = [client.submit(np.zeros, 1000, workers=[at], pure=False) for at in senders]
-        wait(parts)
-        sent = client.submit(
-            lambda parts: [own.num_bytes for own in received()], parts, workers=[receiver]
-        )
-        assert sent.result() == [8000] * 12
+def test_a_worker_remembers_what_more_workers_than_dask_counts_sent_it(tmp_path):
+    async def remembered() -> int:
+        worker = TaskWorker("tcp://127.0.0.1:9", local_directory=str(tmp_path))
+        worker.transfer_incoming_log.extend({"who": number} for number in range(64))
+        return len(worker.transfer_incoming_log)
+
+    with dask.config.set(QUIET):
+        assert asyncio.run(remembered()) == 64
