@@ -190,7 +190,7 @@ def prefect_ready(log_dir: Path) -> "Iterator[PrefectApi]":
 
 
 def apply_settings() -> None:
-    """Set the environment of Prefect and MLflow, before either is imported."""
+    """Set how Prefect and transformers log, before either is imported."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 

@@ -1,4 +1,7 @@
-"""The core library: models, algorithms, control. Knows no orchestrator."""
+"""The core library: models, algorithms, control. Knows no orchestrator.
+
+Importing it prepares the environment of the process: see `prepare_environment`.
+"""
 
 import os
 import sys
@@ -19,7 +22,8 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 PYTHON: Final = (sys.executable, "-P")
 """Begins the commands of digen's own processes: the folder that digen is called in, which may have
-packages of the same names, is no place to import from."""
+packages of the same names, is no place to import from. Workers of a cluster file do import from it,
+as Prefect lets runs of deployments."""
 
 
 def prepare_environment() -> None:

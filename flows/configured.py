@@ -12,7 +12,7 @@ from prefect.exceptions import ObjectNotFound
 from digen_core.checkpoints.resume import AUTO
 from digen_core.config.load import config_of_tree, tree_of_run
 from digen_core.config.merge import merge_configs
-from flows.runtime import ONCE
+from tasks.body import ONCE
 
 
 class ConfiguredFlow(Flow[..., Any]):

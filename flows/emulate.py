@@ -16,8 +16,8 @@ from digen_core.sim.emulated_config import EmulatedConfig
 from digen_core.sim.scenario import Scenario
 from flows.launch import new_run_dir, run_on
 from flows.prepare import prepare
-from flows.runtime import ONCE
 from flows.runtime.subflows import on_cluster
+from tasks.body import ONCE
 from tasks.cluster.calls import on_worker
 from tasks.cluster.emulated import REWARD_SERVERS, emulated_cluster
 from tasks.cluster.presence import addresses_of

@@ -21,7 +21,6 @@ from digen_core.rewards.geneval.tasks import accuracies, task_means
 from digen_core.rewards.kinds import kind_means, kind_scores
 from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
-from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
@@ -30,6 +29,7 @@ from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
 from flows.runtime.subflows import on_cluster
 from flows.runtime.versions import sends_deltas
+from tasks.body import ONCE
 from tasks.evaluate import sample_and_score, thumbnails
 from tasks.receipts import Facts, HeldVersion, Nothing, Scored
 from tasks.runner.completions import Completions

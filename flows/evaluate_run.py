@@ -25,7 +25,6 @@ from digen_core.records import FIRST, EvaluationReport
 from flows.evaluate import evaluate
 from flows.launch import reopen_run
 from flows.prepare import notify_of_cut_prompts, restore_version
-from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.joining import await_roles
 from flows.runtime.fleet.loading import load_models
@@ -34,6 +33,7 @@ from flows.runtime.fleet.task_set import TaskSet
 from flows.runtime.notify import notify
 from flows.runtime.observers import say
 from flows.runtime.subflows import on_cluster
+from tasks.body import ONCE
 from tasks.runner.completions import Completions
 
 LATEST = "latest"

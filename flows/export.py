@@ -5,12 +5,12 @@ from pathlib import Path
 from prefect import flow
 
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, DamagedError, name_of
-from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet
 from flows.runtime.observers import say
 from flows.runtime.publishing import publish_model
+from tasks.body import ONCE
 from tasks.export import export_adapter, export_transformer
 from tasks.receipts import Nothing
 from tasks.runner.completions import Completions

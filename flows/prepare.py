@@ -7,7 +7,6 @@ from prefect import flow
 
 from digen_core.config.families import FAMILIES
 from digen_core.data.prompts import Prompt
-from flows.runtime import ONCE
 from flows.runtime.conductor import Conductor
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.joining import await_roles
@@ -25,6 +24,7 @@ from flows.runtime.scheduling import (
     notify_of_prices,
     start_profile,
 )
+from tasks.body import ONCE
 from tasks.runner.completions import Completions
 from tasks.setup import count_tokens, restore_state
 from tasks.versions import start_state

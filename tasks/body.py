@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from prefect import State, Task
 from prefect import task as prefect_task
@@ -11,6 +11,11 @@ from prefect.results import ResultRecord
 from pydantic import TypeAdapter
 
 from tasks.receipts import FactsT, FactsT_co, Receipt, attach, read
+
+ONCE: Final[dict[str, Any]] = {"retries": 0, "persist_result": False}
+"""Options of the flows and tasks of a run. What the user has set for others would begin a failed
+run anew, rather than resume it, do twice what changes a worker, take what was done before for done
+where the workers are others, or write each sample into Prefect's storage."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,10 +76,7 @@ def body(
             attach(found)
             return result
 
-        # What the user has set for other tasks would do twice what changes a worker, not do it
-        # again where it has to be, or write each sample into Prefect's storage.
-        options: dict[str, Any] = {"retries": 0, "persist_result": False}
-        task = prefect_task(name=name, task_run_name="{label}", **options)(attaching)
+        task = prefect_task(name=name, task_run_name="{label}", **ONCE)(attaching)
         return Body(function, task, TypeAdapter(facts))
 
     return make

@@ -132,7 +132,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
 
     Raises:
         UserError: the configured one does not answer.
-            Or the database of one that is started cannot be written to, or a newer Prefect did.
+            Or the database of one that is started cannot be written to, or is a newer Prefect's.
         RuntimeError: the server does not start; the message names its log.
     """
     configured = get_current_settings().api.url

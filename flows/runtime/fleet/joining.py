@@ -18,7 +18,6 @@ from prefect.states import Cancelled
 
 from digen_core.control.protocol import Device, Role
 from digen_core.planning.profile import Measured
-from flows.runtime import ONCE
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.loading import load_models, measure_costs
 from flows.runtime.fleet.losses import is_left_out, look
@@ -28,6 +27,7 @@ from flows.runtime.fleet.watch import LOOK_SECONDS
 from flows.runtime.notify import notify
 from flows.runtime.subflows import on_cluster
 from flows.runtime.workload import layout_of
+from tasks.body import ONCE
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import ROLES, Presence, devices_among
 from tasks.runner.completions import Completions

@@ -10,7 +10,6 @@ from prefect.states import Cancelled
 from digen_core.config.run import RunConfig
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt
-from flows.runtime import ONCE
 from flows.runtime.context import context_of
 from flows.runtime.fleet.roles import best_turn
 from flows.runtime.fleet.waiting import wait_for_turn
@@ -22,6 +21,7 @@ from flows.runtime.notify import notify_of_clipping
 from flows.runtime.publishing import publish_iteration
 from flows.runtime.scheduling import learn_costs
 from flows.runtime.workload import steps_per_task
+from tasks.body import ONCE
 from tasks.runner.completions import Completions
 from tasks.views.retention import ITERATION_FLOW
 
