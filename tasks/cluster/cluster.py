@@ -12,6 +12,7 @@ from typing import Any
 
 import dask
 from distributed import Client, Nanny, SpecCluster
+from distributed.core import Status
 
 from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device, Role
@@ -107,7 +108,7 @@ def run_cluster(
         workers |= {name: worker_process({MEMBER: 1}, gpus.get(name)) for name in device.followers}
     for name, pool in pools.items():
         workers[name] = worker_process({pool: 1}, gpus.get(name))
-    nanny = _counted_nanny(len(workers), on_started)
+    nanny = counted_nanny(len(workers), on_started)
     workers = {name: {**worker, "cls": nanny} for name, worker in workers.items()}
     scheduler = own_scheduler(config.tls)
     settings = settings_of_workers(config.threads_per_worker) | own_tls_settings(config.tls)
@@ -169,8 +170,12 @@ def as_environment(settings: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[Nanny]:
-    """Return a class whose instances, ``total`` of them, say when their workers have started."""
+def counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[Nanny]:
+    """Return a class whose instances, ``total`` of them, say when their workers have started.
+
+    A worker that is starting as the cluster closes is killed, where Dask would wait until it is up:
+    a batch system that ends a job ends the workers, too, and nannies begin others at once.
+    """
     started = count(1)
 
     class CountedNanny(Nanny):
@@ -179,6 +184,12 @@ def _counted_nanny(total: int, on_started: Callable[[int, int], None]) -> type[N
             if (done := next(started)) <= total:  # later ones take the place of lost workers
                 on_started(done, total)
             return own
+
+        async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
+            own = self.process
+            if own is not None and own.process is not None and own.status == Status.starting:
+                await own.process.kill()
+            await super().kill(timeout, reason)
 
     return CountedNanny
 

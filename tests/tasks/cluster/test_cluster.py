@@ -1,15 +1,17 @@
 """A run's own cluster, and what a run on another one shows in its terminal."""
 
+import asyncio
 import logging
+import os
 from asyncio import CancelledError
 
 import dask
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.comm.core import CommClosedError
 
 from digen_core.config.schedule import ClusterConfig
-from tasks.cluster.cluster import run_cluster
+from tasks.cluster.cluster import counted_nanny, run_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +50,23 @@ def test_the_cluster_of_a_run_is_there_until_that_ends():
         assert (
             dask.config.get("distributed.worker.lifetime.duration") is None
         )  # which nannies pass on
+
+
+def test_a_worker_that_is_starting_as_its_cluster_closes_is_not_waited_for(tmp_path):
+    (slow := tmp_path / "slow.py").write_text("import time\ntime.sleep(120)\n")
+
+    async def close_at_once() -> int:
+        async with Scheduler(dashboard=False, port=0) as scheduler:
+            nanny = counted_nanny(1, lambda done, total: None)(
+                scheduler.address, preload=[str(slow)]
+            )
+            starting = asyncio.ensure_future(nanny)
+            while not (pid := nanny.pid):
+                await asyncio.sleep(0.05)
+            await asyncio.wait_for(nanny.close(), 60)
+            await asyncio.wait([starting])
+            return pid
+
+    pid = asyncio.run(close_at_once())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
