@@ -92,8 +92,9 @@ def run_cluster(
         on_started: is called with how many workers have started, and of how many.
     """
     logging.getLogger("distributed").setLevel(logging.ERROR)
+    for part in ("client", "scheduler"):
+        logging.getLogger(f"distributed.{part}").addFilter(is_news)
     if config.address is not None:
-        logging.getLogger("distributed.client").addFilter(is_no_given_up_reconnect)
         yield config.address
         return
     pools = {f"{pool}-{i}": pool for pool, n in config.reward_workers.items() for i in range(n)}
@@ -121,13 +122,15 @@ def run_cluster(
         yield cluster.scheduler_address
 
 
-def is_no_given_up_reconnect(record: logging.LogRecord) -> bool:
-    """Say whether a line of a client's log is of something else than that it ends as it reconnects.
+def is_news(record: logging.LogRecord) -> bool:
+    """Say whether a line of Dask's log is none of what the run tells: that somebody is not there.
 
-    The run says that the scheduler is gone; Dask would show the traceback of what it cancelled.
+    That is what a client cancels when it reconnects in vain, of which Dask shows the traceback, and
+    a worker that is asked something with all others.
     """
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, CancelledError)
+    is_reconnect = isinstance(error, CancelledError)
+    return not (is_reconnect or record.getMessage().startswith("broadcast to "))
 
 
 @contextmanager

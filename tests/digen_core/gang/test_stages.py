@@ -190,25 +190,26 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_four_stages_take_what_a_simulation_says(tiny_families, tmp_path):
-    """Within 5%, if the machine is quiet: blocks take a while, and what else there is next to none.
+    """Within 5%: blocks take a while, on a busy machine a longer one, and the rest next to nothing.
 
     A pass of the reference, one there and one back go through four equal stages in 16 portions.
     """
     config = Case("flux", stages=4).config(tiny_families["flux"])
-    seconds, count = 0.8, 4 * PORTIONS_PER_STAGE
+    count = 4 * PORTIONS_PER_STAGE
     way = Way(np.zeros(4), np.ones(4), np.full(3, 1e-9), np.zeros(3))
-    simulated = 3 * simulate(way, [seconds] * count)
-    assert simulated == pytest.approx(3 * (count + 3) * seconds)
-    found = []
-    for attempt in range(3):
-        (folder := tmp_path / str(attempt)).mkdir()
+    shares = []
+    for seconds in (0.8, 1.6, 3.2):
+        simulated = 3 * simulate(way, [seconds] * count)
+        assert simulated == pytest.approx(3 * (count + 3) * seconds)
+        (folder := tmp_path / str(seconds)).mkdir()
         times = run_gang(4, folder, seconds_of_blocks, config, count, seconds)
-        found.append(max(waited for _, waited in times))
-        assert found[-1] > 0.99 * simulated
-        if found[-1] < 1.05 * simulated:
+        shares.append(max(waited for _, waited in times) / simulated)
+        assert shares[-1] > 0.99
+        if shares[-1] < 1.05:
             return
-    pytest.fail(f"{found} s, where {simulated:.1f} were simulated")
+    pytest.fail(f"the stages took {shares} of what was simulated")
 
 
 @pytest.mark.parametrize("models", [OFTEN, pytest.param(MODELS, marks=pytest.mark.families)])

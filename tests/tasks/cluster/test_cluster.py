@@ -52,6 +52,17 @@ def test_the_cluster_of_a_run_is_there_until_that_ends():
         )  # which nannies pass on
 
 
+def test_a_worker_that_a_question_to_all_does_not_reach_is_not_logged(caplog):
+    nobody, soon = "tcp://127.0.0.1:1", {"distributed.comm.timeouts.connect": "1s"}
+    with (
+        dask.config.set(soon),
+        run_cluster(ClusterConfig(tls=False), []) as address,
+        Client(address) as client,
+    ):
+        assert client.run(int, workers=[nobody], on_error="ignore") == {}
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_a_worker_that_is_starting_as_its_cluster_closes_is_not_waited_for(tmp_path):
     (slow := tmp_path / "slow.py").write_text("import time\ntime.sleep(120)\n")
 
