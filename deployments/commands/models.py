@@ -71,8 +71,7 @@ def make_tiny(
     Example: digen make-tiny sd3 runs/models/medium-sd3 --size medium
 
     Args:
-        family: flux, sd3, qwen_image, qwen_image21, z_image, sana, wan, hunyuan_video,
-            hunyuan_video15, ltx2 or flux2.
+        family: Of the model.
         folder: To save it to; it must not hold anything yet.
         kind: Of a family's models: of wan, ti2v is as Wan2.2-TI2V-5B, a14b as
             Wan2.2-T2V-A14B, i2v as Wan2.1-I2V, flf2v as Wan2.1-FLF2V, i2v-a14b as

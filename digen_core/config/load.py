@@ -51,6 +51,8 @@ _MESSAGES: Final = {
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
     "string_pattern_mismatch": "must match {pattern}",
+    "greater_than_equal": "must be greater than or equal to {ge:.15g}",
+    "less_than_equal": "must be less than or equal to {le:.15g}",
 }
 
 

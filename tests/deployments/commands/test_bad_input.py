@@ -27,7 +27,7 @@ SETTINGS = {
     "infinite reward weight": ("--rewards.shapes inf", "rewards.shapes.weight: must be a finite"),
     "a weight that sums would not survive": (
         "--rewards.shapes 1e300",
-        "rewards.shapes.weight: must be less than or equal to 1000000000",
+        "rewards.shapes.weight: must be less than or equal to 1e+290 (got 1e+300)",
     ),
     "learning rate in words": ("--train.learning-rate fast", "(got 'fast')"),
     "no steps in a task": ("--rollout.steps-per-task 0", "or must be 'auto' (got 0)"),
