@@ -15,6 +15,7 @@ from digen_core.checkpoints.run_state import holder_of
 from digen_core.config.run import RunConfig
 from digen_core.config.schedule import mlflow_of_environment
 from digen_core.errors import UserError
+from digen_core.inputs.importing import require_not_imported
 from digen_core.records import EvaluationReport, RunReport
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
     from deployments.views.live_view import LiveView
     from tasks.cluster.start_method import import_ahead
 
+    require_not_imported()
     apply_settings()
     logging.raiseExceptions = False  # that a server is away is said once, not for each line of logs
     with failures_in_one_line(), LiveView(config, config.name) as view:

@@ -1,6 +1,5 @@
 """Rewards of the user's own: ``module:function``, or ``module:Class`` for what has to be loaded."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 
 from digen_core.config.rewards.own import FunctionConfig
 from digen_core.errors import ConfigError
+from digen_core.inputs.importing import imported
 from digen_core.rewards.scoring import RewardFn
 
 
@@ -66,8 +66,13 @@ def import_reward(path: str) -> Callable[..., Any]:
         raise ConfigError(
             f"rewards: {path!r} is neither a reward of digen nor of the form module:function"
         )
+    if module_name == "__main__":
+        raise ConfigError(
+            f"rewards: {path!r} is of the script or notebook that starts the run, which workers do "
+            f"not import; put it into a file, such as my_rewards.py: my_rewards:{function_name}"
+        )
     try:
-        module = importlib.import_module(module_name)
+        module = imported(module_name)
     except ImportError as error:
         raise ConfigError(f"rewards: cannot import {module_name!r} of {path!r}: {error}") from error
     function = vars(module).get(function_name)

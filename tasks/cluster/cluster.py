@@ -37,6 +37,7 @@ from tasks.cluster.start_method import (
     METHOD,
     environment_before_start,
     import_ahead,
+    script_left_out,
     start_method,
 )
 
@@ -117,6 +118,7 @@ def run_cluster(
         import_ahead(config.threads_per_worker)
     with (
         dask.config.set(settings | {METHOD: start_method()} | LASTING),
+        script_left_out(),
         SpecCluster(scheduler=scheduler, workers=workers, silence_logs=logging.ERROR) as cluster,
     ):
         yield cluster.scheduler_address

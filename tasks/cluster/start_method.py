@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Final
@@ -80,6 +81,20 @@ def import_ahead(num_threads: int) -> None:
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def script_left_out() -> Iterator[None]:
+    """Have Python not run the script that this process runs in each process that the body starts.
+
+    Workers need nothing of it, and one without ``if __name__ == "__main__"`` would train in each.
+    """
+    script = sys.modules["__main__"]
+    before, script.__spec__ = script.__spec__, ModuleSpec("__main__", None)  # it has been run
+    try:
+        yield
+    finally:
+        script.__spec__ = before
 
 
 def folder_of_sockets() -> str:

@@ -183,6 +183,10 @@ SETTINGS = {
         "--rewards.nowhere:f 1",
         "cannot import 'nowhere' of 'nowhere:f': No module named 'nowhere'; it must be installed",
     ),
+    "reward of a script or notebook": (
+        "--rewards.__main__:f 1",
+        "'__main__:f' is of the script or notebook that starts the run, which workers do not",
+    ),
     "reward function that is missing": ("--rewards.json:f 1", "'json' has no function 'f'"),
     "reward that is no function": ("--rewards.math:pi 1", "'math' has no function 'pi'"),
     "reward without function": ("--rewards.json: 1", "'json:' is neither module:function nor"),

@@ -7,7 +7,7 @@ from digen_core.config.rewards.own import FunctionConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.rewards import REWARDS, reward_functions
-from digen_core.rewards.own import own_reward
+from digen_core.rewards.own import import_reward, own_reward
 from digen_core.rewards.scoring import score_images
 
 CPU = torch.device("cpu")
@@ -83,6 +83,14 @@ def test_a_class_is_made_once_with_its_options_on_the_worker_s_device():
 def test_what_cannot_be_made_is_refused(found, message):
     with pytest.raises(UserError, match=message):
         own_reward(found, CPU)
+
+
+def test_a_module_that_starts_a_run_when_it_is_imported_is_refused(tmp_path):
+    """As a script without a guard that has its reward beside what starts the run."""
+    text = "from deployments.local import run_training\nrun_training(None)\n"
+    (tmp_path / "script_of_mine.py").write_text(text)
+    with pytest.raises(UserError, match="script_of_mine starts a run when it is imp"):
+        import_reward("script_of_mine:redness")
 
 
 def test_every_type_of_reward_can_be_made():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from time import monotonic, sleep
+from types import ModuleType
 
 import psutil
 import pytest
@@ -152,3 +153,36 @@ def test_workers_are_copies_of_one_process(monkeypatch):
 
 def _parent_and_settings() -> tuple[int, tuple[str | None, str | None]]:
     return os.getppid(), (os.environ.get("SET_LATER"), PREFECT_API_URL.value())
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_script_without_a_guard_is_not_run_again_by_what_it_starts(method, tmp_path):
+    """As by workers, of which each would train."""
+    (tmp_path / "script.py").write_text(f"""
+import multiprocessing
+from tasks.cluster.start_method import script_left_out
+print("here")
+with script_left_out():
+    worker = multiprocessing.get_context({method!r}).Process(target=print, args=("there",))
+    worker.start()
+    worker.join()
+print(__spec__)
+""")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert (sorted(done.stdout.split()), done.stderr) == (["None", "here", "there"], "")
+
+
+@pytest.mark.slow
+def test_workers_do_not_run_the_script_that_starts_them(monkeypatch):
+    script = ModuleType("__main__")
+    script.__file__ = "/no/script.py"  # whose run would fail
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    config = ClusterConfig(rollout_workers=1, trainer_workers=1)
+    with (
+        run_cluster(config, local_devices(config, colocated=False), lambda *_: None) as address,
+        Client(address) as client,
+    ):
+        assert len(client.scheduler_info()["workers"]) == 2
+    assert script.__spec__ is None
