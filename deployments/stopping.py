@@ -26,6 +26,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self.text = "stopped"
+        self.is_installed = False
+        """Whether this process is a command: a script or notebook goes on after its run."""
         self._timer: Timer | None = None
 
     def begin(self, text: str | None = None) -> None:
@@ -79,3 +81,4 @@ def install() -> None:
     """Have signals handled in this process."""
     signal.signal(signal.SIGINT, stopping.on_interrupt)
     signal.signal(signal.SIGTERM, stopping.on_terminate)
+    stopping.is_installed = True

@@ -115,7 +115,8 @@ class LiveView:
     def on_stop(self, why: str) -> None:
         """End this command in seconds."""
         self.on_phase(f"stopping: {why}")
-        stopping.begin()
+        if stopping.is_installed:
+            stopping.begin()
 
     def on_warning(self, text: str) -> None:
         """Print a line that stays, above the page if there is one."""

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from deployments.errors import RunStoppedError
 from deployments.operation.prefect_server import PrefectApi
+from deployments.stopping import stopping
 from deployments.views.live_view import LiveView
 from deployments.views.panel import LABEL_WIDTH, draw_page, share_lines
 from digen_core.config.run import RunConfig
@@ -390,3 +391,12 @@ def test_a_phase_without_a_terminal_says_how_far_it_is_now_and_then(monkeypatch)
         "loading the model on the workers: 1 of 8",
         "loading the model on the workers: 3 of 8",
     ]
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_a_run_that_is_cancelled_ends_a_command_but_no_notebook(is_command, monkeypatch):
+    begun = []
+    monkeypatch.setattr(stopping, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(stopping, "is_installed", is_command)
+    LiveView(CONFIG, "main", terminal()).on_stop("cancelled in Prefect")
+    assert bool(begun) == is_command
