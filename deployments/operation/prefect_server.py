@@ -21,7 +21,6 @@ import psutil
 from prefect import State
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
-from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
@@ -39,6 +38,7 @@ from digen_core.errors import UserError
 from digen_core.preflight.network import check_server, check_writable
 from tasks.cluster.start_method import variables_set
 from tasks.cluster.tied import AGAIN
+from tasks.runner.prefect_api import send_logs
 
 DEFAULT_PORT = 4200
 START_SECONDS = 120.0
@@ -150,7 +150,7 @@ def prefect_server(log_dir: Path) -> Iterator[PrefectApi]:
             with _used(api), _watched(api, process):
                 yield api
         finally:
-            APILogWorker.drain_all(timeout=10)  # what is still on its way to the server
+            send_logs(10)
             with suppress(OSError):  # a disk that fails ended the run, and that is to be said
                 variables.unlink()
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Thread
 from time import monotonic
 from typing import Any, Final
 
 import httpx
 from prefect.context import AsyncClientContext, SettingsContext, get_settings_context
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, Settings, get_current_settings
 from prefect.settings.legacy import Setting
 from prefect.utilities.asyncutils import run_coro_as_sync
@@ -36,6 +38,19 @@ def api_answers() -> bool:
     except httpx.HTTPError:
         return False
     return response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
+
+
+def send_logs(seconds: float) -> None:
+    """Wait until Prefect's server has the logs that are on their way to it.
+
+    In a thread of its own, as notebooks have an event loop in theirs, where Prefect does not wait.
+
+    Args:
+        seconds: to wait at most.
+    """
+    sending = Thread(target=APILogWorker.drain_all, kwargs={"timeout": seconds})
+    sending.start()
+    sending.join()
 
 
 class Contact:

@@ -1,6 +1,9 @@
-"""Settings of Prefect that are made once and used for each flow run of a run."""
+"""Settings of Prefect that are made once and used for each flow run of a run; and its logs."""
+
+import asyncio
 
 from prefect.context import SettingsContext
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import (
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -8,7 +11,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.runner.prefect_api import with_settings
+from tasks.runner.prefect_api import send_logs, with_settings
 
 
 def retries() -> int:
@@ -46,3 +49,18 @@ def test_other_settings_around_them_are_taken_over():
         assert get_current_settings().api.request_timeout == 3.5
         assert SettingsContext.get().serialize()["settings"]["api"]["request_timeout"] == 3.5
         assert retries() == 7
+
+
+def test_logs_are_waited_for_in_a_notebook_too(monkeypatch):
+    """Where an event loop runs Prefect returns something to be awaited."""
+    waited = []
+
+    def drain_all(timeout):
+        waited.append((timeout, asyncio._get_running_loop()))
+
+    async def cell():
+        send_logs(3)
+
+    monkeypatch.setattr(APILogWorker, "drain_all", drain_all)
+    asyncio.run(cell())
+    assert waited == [(3, None)]
