@@ -76,3 +76,12 @@ def test_a_run_goes_on_in_the_file_beside_it_wherever_digen_is_called(tmp_path, 
     _, found = opening.go_on(RunConfig(), tmp_path / "runs" / "a")
     assert found.run == begun.run
     assert not list(elsewhere.iterdir())
+
+
+def test_mlflow_prints_no_addresses_between_the_lines_of_a_run():
+    """As it does at the end of each run and evaluation, where a server tracks them."""
+    from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
+
+    import tasks.tracking  # noqa: F401
+
+    assert MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.get()
