@@ -126,7 +126,7 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
             costs = costs or measured_costs(config, client, devices)
             config, devices = resolve_layout(config, devices, costs)
         elif not colocated:
-            devices = in_one_role(devices, config.cluster)
+            devices = in_one_role(devices, config.cluster, layout_of(config))
         yield client, address, devices, config
 
 

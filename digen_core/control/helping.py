@@ -233,7 +233,7 @@ def num_helpers(
     pays if turning there and back takes less than p, for which trainers would wait.
     """
     device = next(iter(costs.kinds.values()), None)
-    if device is None or not rollouts:
+    if device is None or not rollouts or not trainers:
         return trainers
     fragment = device.fragment(workload.fragment_size, workload.mean_steps)
     generation = device.generation(workload)

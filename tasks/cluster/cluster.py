@@ -15,6 +15,7 @@ from distributed import Client, Nanny, SpecCluster
 from distributed.core import Status
 
 from digen_core.config.schedule import ClusterConfig
+from digen_core.control.layout import Layout
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.text import number_of
@@ -304,7 +305,7 @@ def _require_whole(leader: Presence) -> None:
         )
 
 
-def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
+def in_one_role(devices: list[Device], config: ClusterConfig, layout: Layout) -> list[Device]:
     """Give each device that may do both one role, for layouts in which devices have one.
 
     The shares of the roles are those of the config's counts, with at least one device in each.
@@ -312,8 +313,17 @@ def in_one_role(devices: list[Device], config: ClusterConfig) -> list[Device]:
     Args:
         devices: of a cluster in which both roles are there; a single one keeps both.
         config: of the run.
+        layout: of the run.
+
+    Raises:
+        UserError: there is one device, and in the layout none may train that generates.
     """
     free = [device for device in devices if device.roles.issuperset(ROLES)]
+    if len(devices) == 1 and not layout.rollouts_train:
+        raise UserError(
+            f"the cluster has one worker, {devices[0].name}, but layout {layout.name} needs one for"
+            " each role; start another one, or set schedule.layout to elastic or colocated-strong"
+        )
     if len(devices) == 1 or not free:
         return devices
     share = config.rollout_workers / (config.rollout_workers + config.trainer_workers)

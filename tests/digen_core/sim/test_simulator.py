@@ -296,6 +296,19 @@ def test_simulate_takes_what_a_run_has(scenario):
     assert report.seconds == 21.75
 
 
+@pytest.mark.parametrize("layout", ["colocated", "colocated-strong", "tcss", "elastic"])
+def test_one_device_that_may_do_both_does_all(layout, scenario):
+    report = simulate(
+        [protocol.Device("gpu-0", frozenset({"rollout", "trainer"}), "default")],
+        scenario.workload,
+        Schedule(LAYOUTS[layout], max_stale_share=0.5 if layout == "tcss" else 0.0),
+        scenario.costs(1),
+        trained_steps=(2,),
+        num_iterations=4,
+    )
+    assert len(report.iteration_ends) == 4
+
+
 @pytest.mark.parametrize("layout", ["tsp", "tag", "tcss", "elastic"])
 @pytest.mark.parametrize("lost", ["rollout-1", "trainer-0", "trainer-1"])
 @pytest.mark.parametrize("time", [0.5, 9.0, 17.3, 60.0])

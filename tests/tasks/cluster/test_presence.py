@@ -6,7 +6,9 @@ import pytest
 from distributed import Client
 
 from digen_core.config.schedule import ClusterConfig
+from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from support.clusters import threads_cluster
 from tasks.cluster.calls import on_scheduler
 from tasks.cluster.cluster import devices_of, exclusive, in_one_role
@@ -120,9 +122,17 @@ def test_workers_that_may_do_both_are_dealt_in_the_configs_proportion(roles, cou
     names = {"r": {"rollout"}, "t": {"trainer"}, "b": {"rollout", "trainer"}}
     devices = [Device(str(i), frozenset(names[role])) for i, role in enumerate(roles)]
     config = ClusterConfig(rollout_workers=counts[0], trainer_workers=counts[1])
-    dealt = in_one_role(devices, config)
+    dealt = in_one_role(devices, config, LAYOUTS["elastic"])
     assert [device.name for device in dealt] == [device.name for device in devices]
     assert [device.roles for device in dealt] == [names[role] for role in expected]
+
+
+def test_one_worker_that_may_do_both_is_none_for_each_role():
+    """Such a run stood still when all was generated, or ended with a division by zero."""
+    devices = [Device("gpu-0", frozenset({"rollout", "trainer"}))]
+    for layout in ("disaggregated", "gap", "tsp", "tag"):
+        with pytest.raises(UserError, match=f"one worker, gpu-0, but layout {layout} needs one f"):
+            in_one_role(devices, ClusterConfig(), LAYOUTS[layout])
 
 
 def test_two_runs_do_not_share_a_cluster(dask_cluster):
