@@ -124,7 +124,7 @@ def variables_set(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            del os.environ[name]
+            os.environ.pop(name, None)  # another run of this process may have ended before
             if value is not None:
                 os.environ[name] = value
 

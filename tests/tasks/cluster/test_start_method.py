@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL
 
 from digen_core.config.schedule import ClusterConfig
 from tasks.cluster.cluster import local_devices, run_cluster
-from tasks.cluster.start_method import IMPORTS, import_ahead, start_method
+from tasks.cluster.start_method import IMPORTS, import_ahead, start_method, variables_set
 
 
 def test_where_there_is_an_accelerator_each_worker_imports_for_itself(tmp_path, monkeypatch):
@@ -153,6 +153,17 @@ def test_workers_are_copies_of_one_process(monkeypatch):
 
 def _parent_and_settings() -> tuple[int, tuple[str | None, str | None]]:
     return os.getppid(), (os.environ.get("SET_LATER"), PREFECT_API_URL.value())
+
+
+def test_variables_of_two_runs_of_a_process_are_unset_whichever_ends_first(monkeypatch):
+    """The one that ended last was said to have failed, when it had trained."""
+    monkeypatch.delenv("OF_MINE", raising=False)
+    first, second = variables_set({"OF_MINE": "1"}), variables_set({"OF_MINE": "2"})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    monkeypatch.delenv("OF_MINE", raising=False)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
