@@ -9,7 +9,7 @@ from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import AF_INET, AF_INET6, getaddrinfo, socket
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch
@@ -75,7 +75,21 @@ def form_group(join: Join, host: str, listener: socket | None = None) -> dist.Pr
     except RuntimeError as error:
         raise ConnectionError(f"its members do not reach each other: {error}") from error
     _set_pg_timeout(COLLECTIVE)
+    _tell_ranks(join.size)
     return dist.group.WORLD
+
+
+def _tell_ranks(size: int) -> None:
+    """Tell the backends of the default group its ranks.
+
+    Of a default group torch keeps none: backends take the first one that a process has to be all
+    ranks, and read past the end of an empty list where a later one is split, as for a mesh on GPUs.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    for device in group._device_types:
+        backend: Any = group._get_backend(device)
+        backend.options.global_ranks_in_group = list(range(size))
 
 
 def _forget_groups() -> None:

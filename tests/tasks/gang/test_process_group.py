@@ -17,7 +17,9 @@ from torch.distributed import distributed_c10d
 from digen_core.config.parallel import ParallelConfig
 from digen_core.gang.meshes import COLLECTIVE, mesh_of
 from digen_core.planning.fake_gang import fake_gang
-from support.gpu import DEVICES
+from support.gang_processes import run_gang
+from support.gpu import DEVICES, require_gpus
+from support.split_groups import members_when_formed_again
 from tasks.gang import process_group
 from tasks.gang.messages import Join
 from tasks.gang.process_group import (
@@ -106,6 +108,18 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, quiet, device):
         leave_group(joined(folder, 1))
         assert not dist.is_initialized()
         assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_process_makes_the_meshes_of_its_second_gang_too(tmp_path, device):
+    """Where torch splits groups, as on GPUs, it ended a process whose gang was formed again."""
+    require_gpus(device, 2)
+    folder = tmp_path / "second"
+    folder.mkdir()
+    expected = {"share": (1.0, COLLECTIVE), "ring": (1.0, COLLECTIVE), "ulysses": (2.0, COLLECTIVE)}
+    found = run_gang(2, tmp_path, members_when_formed_again, folder, device, device=device)
+    assert found == [expected] * 2
 
 
 def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, quiet):
