@@ -19,6 +19,7 @@ import torch.multiprocessing as processes
 
 from digen_core.config.families import FAMILIES
 from support import strict_group
+from support.in_order import stuck
 from tasks.cluster.start_method import IMPORTS
 from tasks.gang.process_group import abort_group
 from tasks.worker.followers import gpus_of
@@ -33,6 +34,8 @@ def run_gang(
 ) -> list[Any]:
     """Return what each member of a gang returns.
 
+    What they ask of each other is such that NCCL, which does it in that order, could do it, too.
+
     Args:
         size: of the gang.
         folder: an empty one.
@@ -45,7 +48,10 @@ def run_gang(
     processes.start_processes(  # type: ignore[attr-defined, no-untyped-call]
         _member, (gpus, folder, body, arguments), nprocs=size, start_method="forkserver"
     )
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    waiting = stuck([asked for asked, _ in found])
+    assert not waiting, f"over NCCL they would wait for ever: {waiting}"
+    return [returned for _, returned in found]
 
 
 def _member(
@@ -68,6 +74,7 @@ def _member(
         device_id=torch.device("cuda", 0) if has_gpu else None,
     )
     try:
-        torch.save(body(*arguments), folder / f"{rank}.pt")
+        returned = body(*arguments)
+        torch.save((strict_group.asked, returned), folder / f"{rank}.pt")
     finally:
         abort_group(dist.group.WORLD)

@@ -1,6 +1,7 @@
 """A process group over gloo that refuses what NCCL refuses, so that tests on CPUs see it.
 
-NCCL takes contiguous tensors of some dtypes; gloo takes all that are dense.
+NCCL takes contiguous tensors of some dtypes; gloo takes all that are dense. It receives from nobody
+whom it is not told, and knows no reduction by bits. In which order it was asked is kept.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, ReduceOp, Store
+
+from support.in_order import RECEIVE, SEND, Asked, Kind
 
 NAME: Final = "strict"
 """By which torch knows it."""
@@ -37,6 +40,18 @@ _COLLECTIVES: Final = (
     "scatter",
     "send",
 )
+_ALIKE: Final = {
+    "allgather",
+    "all_gather_single",
+    "allreduce",
+    "broadcast",
+    "reduce_scatter_single",
+}
+"""Of which all members have tensors of the same kinds."""
+_REDUCTIONS_BY_BITS: Final = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+asked: Final[list[Asked]] = []
+"""Of all groups of this process."""
 
 
 class StrictGroup(ProcessGroup):
@@ -67,7 +82,11 @@ class StrictGroup(ProcessGroup):
 
 def _checked(name: str) -> Callable[..., Any]:
     def call(self: StrictGroup, *arguments: Any, **parameters: Any) -> Any:
-        _check(name, (*arguments, *parameters.values()))
+        values = *arguments, *parameters.values()
+        if name == "recv_anysource":
+            raise ValueError("NCCL receives from one that it is told")
+        _check(name, values)
+        asked.append(_asked(self, name, values))
         return getattr(self.gloo, name)(*arguments, **parameters)
 
     return call
@@ -83,6 +102,25 @@ def _check(name: str, value: Any) -> None:
                 raise TypeError(f"{name}: NCCL takes no {value.dtype}")
             if not value.is_contiguous():
                 raise ValueError(f"{name}: NCCL takes no tensor with the strides {value.stride()}")
+        case _ if any(getattr(value, "reduceOp", None) == own for own in _REDUCTIONS_BY_BITS):
+            raise ValueError(f"{name}: NCCL reduces by no bits")
+
+
+def _asked(group: StrictGroup, name: str, values: tuple[Any, ...]) -> Asked:
+    members = tuple(dist.get_process_group_ranks(group))
+    if name in (SEND, RECEIVE):
+        tensors, peer, *_ = values
+        return Asked(name, group.group_name, members, _kinds(tensors), members[peer])
+    return Asked(name, group.group_name, members, _kinds(values) if name in _ALIKE else ())
+
+
+def _kinds(value: Any) -> tuple[Kind, ...]:
+    match value:
+        case list() | tuple():
+            return tuple(kind for own in value for kind in _kinds(own))
+        case Tensor():
+            return ((str(value.dtype), value.numel()),)
+    return ()
 
 
 for _name in dir(ProcessGroup):
