@@ -2,12 +2,15 @@
 
 A server process imports the models once and forks the members, which then start in no time. It is
 no fork of the tests' own process, whose threads may hold locks. There is one such server in a
-process: workers of clusters are its copies, too, so it imports what they need.
+process: workers of clusters are its copies, too, so it imports what they need. Where there is a GPU
+no fork could use it, as diffusers asks for it when it is imported: there each member imports for
+itself, once it is said which GPU it sees.
 """
 
 import gc
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +23,7 @@ import torch.multiprocessing as processes
 from digen_core.config.families import FAMILIES
 from support import strict_group
 from support.in_order import stuck
-from tasks.cluster.start_method import IMPORTS
+from tasks.cluster.start_method import IMPORTS, start_method
 from tasks.gang.process_group import abort_group
 from tasks.worker.followers import gpus_of
 
@@ -45,8 +48,9 @@ def run_gang(
     """
     gpus = gpus_of(os.environ, size) if device == "cuda" else [""] * size
     multiprocessing.set_forkserver_preload([*IMPORTS, *_MODELS])
+    work = pickle.dumps((body, arguments))  # read where the member's GPU is the one that it sees
     processes.start_processes(  # type: ignore[attr-defined, no-untyped-call]
-        _member, (gpus, folder, body, arguments), nprocs=size, start_method="forkserver"
+        _member, (gpus, folder, work), nprocs=size, start_method=start_method()
     )
     found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
     waiting = stuck([asked for asked, _ in found])
@@ -54,16 +58,11 @@ def run_gang(
     return [returned for _, returned in found]
 
 
-def _member(
-    rank: int,
-    gpus: Sequence[str],
-    folder: Path,
-    body: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
+def _member(rank: int, gpus: Sequence[str], folder: Path, work: bytes) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what the server has imported, which is much to look through
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank]
+    body, arguments = pickle.loads(work)
     has_gpu = bool(gpus[rank])
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_gpu else strict_group.NAME,

@@ -40,7 +40,7 @@ def splitting(device: str) -> Iterator[None]:
             for owner, name, value in (
                 (dist, "init_process_group", form_bound),
                 (torch.accelerator, "is_available", lambda: True),
-                (torch.accelerator, "current_accelerator", lambda: torch.device("cpu")),
+                (torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu")),
                 (copy, "deepcopy", options_of_another),
             ):
                 stack.enter_context(patch.object(owner, name, value))

@@ -5,6 +5,8 @@ import pytest
 from support.beyond_nccl import OTHERS, crossing, refused
 from support.gang_processes import run_gang
 from support.in_order import RECEIVE, SEND, Asked, stuck
+from support.visible import visible_when_imported
+from tasks.cluster import start_method
 
 BOTH = (0, 1)
 
@@ -51,3 +53,10 @@ def test_what_gloo_alone_does_is_refused(tmp_path):
     assert run_gang(2, tmp_path, refused) == [list(OTHERS)] * 2
     with pytest.raises(AssertionError, match="send"):
         run_gang(2, folder, crossing)
+
+
+def test_members_import_models_once_they_see_their_gpu_alone(tmp_path, monkeypatch):
+    """As diffusers asks for a GPU then: a fork could use none, and all members would use one."""
+    monkeypatch.setattr(start_method, "ACCELERATORS", ("/",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    assert run_gang(2, tmp_path, visible_when_imported) == ["", ""]
