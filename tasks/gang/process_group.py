@@ -9,7 +9,7 @@ from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import AF_INET, AF_INET6, getaddrinfo, socket
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import torch
@@ -88,8 +88,7 @@ def _tell_ranks(size: int) -> None:
     group = dist.group.WORLD
     assert group is not None
     for device in group._device_types:
-        backend: Any = group._get_backend(device)
-        backend.options.global_ranks_in_group = list(range(size))
+        group._get_backend(device).options.global_ranks_in_group = list(range(size))
 
 
 def _forget_groups() -> None:

@@ -55,6 +55,7 @@ class Case:
     precision: str = "model"  # of rollouts
     packs: int = 1  # whose gradients are added up; each is the same
     device: str = "cpu"
+    attention: str = "native"
 
     @property
     def family(self) -> str:
@@ -69,6 +70,7 @@ class Case:
                     "path": folder,
                     "dtype": self.dtype,
                     "device": self.device,
+                    "attention": self.attention,
                     "compile": self.compile,
                     "cuts": self.cuts,
                     "height": 32,

@@ -16,6 +16,8 @@ from support.gpu import DEVICES, require_gpus
 pytestmark = pytest.mark.slow
 
 BOUNDS = {"float64": 1e-10, "float32": 1e-5}
+ON_GPUS = ("native", "cudnn", "native_flash")
+"""Kernels with which tokens are dealt there, whatever is installed."""
 DEALING = [family for family, row in FAMILY_ROWS.items() if row.deals_tokens]
 
 
@@ -101,6 +103,21 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.families)])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, device):
     compare(size, tmp_path, tiny_families, DAILY[size], device)
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel", "dtype"),
+    [
+        ("cpu", "native", "float32"),
+        *(pytest.param("cuda", own, "float16", marks=pytest.mark.gpu) for own in ON_GPUS),
+    ],
+)
+def test_tokens_are_dealt_with_each_kernel_of_attention(
+    tiny_families, tmp_path, device, kernel, dtype
+):
+    """diffusers has a backward pass of its own for each, for dealt tokens alone."""
+    case = Case("flux", tokens=2, dtype=dtype, attention=kernel)
+    compare(2, tmp_path, tiny_families, [case], device)
 
 
 def test_a_replay_that_differs_on_one_member_is_an_error_on_all(tiny_families, tmp_path):
