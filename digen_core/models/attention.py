@@ -60,6 +60,21 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
         ) from error
 
 
+def require_dealing(device: torch.device, config: ModelConfig) -> None:
+    """Check that a device has a config's kernel of attention for tokens that members deal.
+
+    diffusers then calls torch's flash attention itself, which CPUs have under another name.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if config.attention == "native_flash" and device.type == "cpu":
+        raise ConfigError(
+            "model.attention is 'native_flash', with which parallel.context_parallel needs a CUDA "
+            "device, but model.device is 'cpu' here; use native"
+        )
+
+
 def make_gradients_dense(transformer: nn.Module) -> None:
     """Have attention get gradients without gaps between rows; to be called once.
 

@@ -14,7 +14,7 @@ from digen_core.gang.degrees import check_cuts, check_degree, check_stages
 from digen_core.gang.members import ALONE, Gang
 from digen_core.gang.meshes import mesh_of
 from digen_core.gang.sharding import shard
-from digen_core.models.attention import set_attention
+from digen_core.models.attention import require_dealing, set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.image_size import read_settings
@@ -99,6 +99,7 @@ def prepare(policy: PipelinePolicy, config: RunConfig, gang: Gang = ALONE) -> No
     compile_blocks(policy, config.model)
     policy.graphed = graphed_transformers(policy, config, lambda: (policy.mode, policy.is_low))
     if gang.context_parallel > 1:
+        require_dealing(policy.device, config.model)
         settings = policy.pipeline.vae.config, policy.transformer.config
         check_degree(config, gang.size, settings)
     policy.join(gang)

@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from digen_core.config.families import FAMILIES as FAMILY_ROWS
+from digen_core.errors import ConfigError
+from digen_core.gang.members import Gang
+from digen_core.models.loading import load_trainable
+from digen_core.models.policy import TRAINER_PARTS
 from support.edits import write_edit_2511
 from support.families import FAMILIES, KONTEXT
 from support.gang_cases import Case, exported, gradients, replay_failures, samples, versions
@@ -118,6 +122,13 @@ def test_tokens_are_dealt_with_each_kernel_of_attention(
     """diffusers has a backward pass of its own for each, for dealt tokens alone."""
     case = Case("flux", tokens=2, dtype=dtype, attention=kernel)
     compare(2, tmp_path, tiny_families, [case], device)
+
+
+def test_cpus_deal_no_tokens_with_the_flash_attention_of_torch(tiny_families):
+    case = Case("flux", tokens=2, attention="native_flash")
+    gang = Gang(size=2, context_parallel=2)
+    with pytest.raises(ConfigError, match="is 'cpu' here; use native"):
+        load_trainable(case.config(tiny_families["flux"]), TRAINER_PARTS, gang)
 
 
 def test_a_replay_that_differs_on_one_member_is_an_error_on_all(tiny_families, tmp_path):
