@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -83,7 +83,8 @@ def _tell_ranks(size: int) -> None:
     """Tell the backends of the default group its ranks.
 
     Of a default group torch keeps none: backends take the first one that a process has to be all
-    ranks, and read past the end of an empty list where a later one is split, as for a mesh on GPUs.
+    ranks, and read past the end of an empty list where a later one is split, as for a mesh on GPUs
+    (pytorch#192109).
     """
     group = dist.group.WORLD
     assert group is not None
@@ -199,8 +200,21 @@ def abort_group(group: dist.ProcessGroup | None) -> bool:
     with REAL_GROUPS:
         is_default = group is not None and dist.group.WORLD is group
         if is_default:
+            _stop_all()
             _abort_process_group()
         return is_default
+
+
+def _stop_all() -> None:
+    """Stop what all groups compute, at once.
+
+    To abort a group waits for the whole GPU, and so for what another one computes (pytorch#119797):
+    one after the other they would wait for members that are gone. torch tells NCCL to abort them
+    together, but in this thread, of which NCCL knows no more where another one aborts each.
+    """
+    groups = [*distributed_c10d._world.pg_names]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(lambda own: own.abort(), groups))
 
 
 def leave_group(join: Join) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from socket import AF_INET
-from threading import Event
+from threading import Barrier, Event
 
 import psutil
 import pytest
@@ -135,6 +135,24 @@ def test_one_group_is_aborted_and_none_that_is_formed_later(tmp_path, quiet):
     assert not abort_group(first)
     assert dist.is_initialized()
     leave_group(joined(folders[1], 1))
+
+
+def test_groups_are_aborted_at_once(tmp_path, monkeypatch, quiet):
+    """On a GPU each waits for what the others compute, which waits for members that are gone."""
+    group = form_group(joined(tmp_path, 1), "192.0.2.1")
+    dist.new_group([0])
+    begun, abort, stopped = Barrier(2), dist.ProcessGroup.abort, []
+
+    def waiting(own):
+        if own not in stopped:
+            stopped.append(own)
+            begun.wait(20)
+        abort(own)
+
+    monkeypatch.setattr(dist.ProcessGroup, "abort", waiting)
+    assert abort_group(group)
+    assert len(stopped) == 2
+    assert not dist.is_initialized()
 
 
 def test_one_that_was_not_formed_leaves_its_name_to_the_next(tmp_path, monkeypatch, quiet):
