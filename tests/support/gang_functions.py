@@ -17,6 +17,7 @@ from digen_core.checkpoints.manifest import DamagedError
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.gang.members import Gang
+from digen_core.gang.meshes import mesh_of
 from digen_core.gang.parts import Part
 from digen_core.gang.rows import own_rows
 from digen_core.training.train_state import PolicyVersion
@@ -49,6 +50,12 @@ def summed(value: float, seconds: float = 0.0, rounds: int = 3) -> float:
         time.sleep(seconds / rounds)
         dist.all_reduce(found)
     return float(found)
+
+
+@together
+def make_mesh() -> None:
+    """Make groups beside the default one, as members do that deal tokens or have stages."""
+    mesh_of(_own_share(0.0).device, share=1, member=dist.get_world_size())
 
 
 def rollouts_beside_an_old_card() -> None:
