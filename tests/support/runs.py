@@ -1,6 +1,7 @@
 """Helpers of the integration tests."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,15 @@ OWN_STEPS = (4, 2, None, 3, 2)
 """Of the prompts of ``with_own_steps``; None is a row that says nothing."""
 
 
-def with_own_steps(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree with prompts that say in how many steps they are denoised, up to four."""
+def with_own_steps(
+    tree: dict[str, Any], own_steps: Sequence[int | None] = OWN_STEPS
+) -> dict[str, Any]:
+    """Return the tree with prompts that say in how many steps they are denoised."""
     path = Path(tree["prompts"]["train"]).with_name("steps.jsonl")
-    rows = [{"prompt": p, "T": n} for p, n in zip(PROMPTS, OWN_STEPS, strict=True)]
+    rows = [{"prompt": p, "T": n} for p, n in zip(PROMPTS, own_steps, strict=True)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    changes = {"prompts.train": str(path), "prompts.steps_column": "T", "rollout.num_steps": 4}
+    most = max(own for own in own_steps if own)
+    changes = {"prompts.train": str(path), "prompts.steps_column": "T", "rollout.num_steps": most}
     return merged(tree, changes)
 
 
