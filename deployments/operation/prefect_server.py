@@ -114,6 +114,7 @@ def server_settings(api_url: str, auth: str | None) -> dict[str, str]:
         # Whatever the paths of a server are that the user has behind a proxy.
         "PREFECT_SERVER_API_BASE_PATH": "/api",
         "PREFECT_SERVER_UI_SERVE_BASE": "/",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",  # in its log; terminals are silent
     }
 
 

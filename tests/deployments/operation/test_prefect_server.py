@@ -26,6 +26,8 @@ from support.prefect_settings import settings_with_server
 from support.prefect_tables import IN_HOME
 from support.waiting import comes_to
 
+SILENT = ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # as commands set it
+
 
 class NotStartedError(Exception):
     pass
@@ -78,6 +80,16 @@ def test_a_server_that_is_started_has_its_own_paths(started, monkeypatch, tmp_pa
     assert environment["PREFECT_SERVER_UI_SERVE_BASE"] == "/"
 
 
+def test_a_server_that_is_started_says_what_it_fails_of(started, monkeypatch, tmp_path):
+    """Its log is its own, though the command that starts it is to be silent in the terminal."""
+    configure(monkeypatch, None)
+    monkeypatch.setenv(*SILENT)
+    with pytest.raises(NotStartedError), prefect_server.prefect_server(tmp_path):
+        pass
+    ((_, environment),) = started
+    assert environment[SILENT[0]] == "INFO"
+
+
 def test_the_configured_server_is_taken(started, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(prefect_server, "check_server", lambda label, url: asked.append(url))
@@ -124,6 +136,7 @@ def test_a_run_that_no_server_knows_is_said(monkeypatch, tmp_path):
 def test_a_server_whose_port_is_taken_meanwhile_has_another(monkeypatch, tmp_path, prefect_tables):
     """As by the server of a command that was started at the same time."""
     configure(monkeypatch, None)
+    monkeypatch.setenv(*SILENT)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     prefect_tables.put(tmp_path / "prefect" / IN_HOME)
     with socket.create_server(("127.0.0.1", 0)) as other:
