@@ -7,6 +7,7 @@ from distributed import Client
 from deployments.operation.services import DASK
 from deployments.operation.state import load_state, locked
 from tasks.cluster.leaving import leave
+from tasks.cluster.listening import require_entry
 
 
 def leave_cluster(address: str, name: str, say: Callable[[str], None]) -> None:
@@ -18,10 +19,11 @@ def leave_cluster(address: str, name: str, say: Callable[[str], None]) -> None:
         say: hears that it may take a while.
 
     Raises:
-        UserError: there is no such worker, or it is the last of its pool.
+        UserError: there is no such worker, it is the last of its pool, or the scheduler does not
+            let this process in.
         SchedulerLostError: the scheduler does not answer.
-        OSError: nothing answers at the address.
     """
+    require_entry(address, "client")
     with Client(address, set_as_default=False) as client:
         say(f"{name} leaves when its run needs nothing of it any more; Ctrl-C ends the waiting")
         leave(client, name)

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -39,7 +40,8 @@ def reachable_host(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         from distributed.utils import get_ip
 
-        return str(get_ip())
+        with warnings.catch_warnings(action="ignore"):  # where it has no route it takes its name's
+            return str(get_ip())
     return host
 
 
@@ -77,8 +79,17 @@ def reused_addresses(*, own_toml: bool) -> dict[str, str]:
 
 
 def new_addresses(options: Options, reused: Mapping[str, str]) -> dict[str, str]:
-    """Choose addresses for what is to be started."""
+    """Choose addresses for what is to be started.
+
+    Raises:
+        UserError: others are to reach it, and this machine does not know by which address.
+    """
     host, taken = reachable_host(options.host), set[int]()
+    if is_loopback(host) and not is_loopback(options.host):
+        raise UserError(
+            f"--host is {options.host}, but by which address others reach this machine is unknown, "
+            "as no route leads out of its network; name it, such as --host 10.0.0.1"
+        )
     ports = [choose_port(port, taken) for port in options.ports]
     scheme = "tls" if options.tls else "tcp"
     return {

@@ -23,7 +23,7 @@ from tasks.cluster import garbage
 from tasks.cluster.calls import LOOK_SECONDS
 from tasks.cluster.gpus import deal_gpus, visible_gpus
 from tasks.cluster.leaving import lock_of_run
-from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings
+from tasks.cluster.listening import TaskWorker, own_scheduler, own_tls_settings, require_entry
 from tasks.cluster.presence import (
     ROLES,
     SITE,
@@ -92,11 +92,15 @@ def run_cluster(
         config: of the cluster.
         devices: to start if none is configured.
         on_started: is called with how many workers have started, and of how many.
+
+    Raises:
+        UserError: the configured one does not let this process in.
     """
     logging.getLogger("distributed").setLevel(logging.ERROR)
     for part in ("client", "scheduler"):
         logging.getLogger(f"distributed.{part}").addFilter(is_news)
     if config.address is not None:
+        require_entry(config.address, "client")
         yield config.address
         return
     pools = {f"{pool}-{i}": pool for pool, n in config.reward_workers.items() for i in range(n)}

@@ -8,14 +8,15 @@ import asyncio
 import functools
 import ipaddress
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import dask
 from distributed import Scheduler, Security, Worker
 from distributed.cli.dask_worker import main as dask_worker
-from distributed.comm import get_address_host
+from distributed.comm import connect, get_address_host
 from distributed.utils import get_ip, get_ip_interface, json_load_robust
 
 from digen_core.errors import UserError
@@ -178,3 +179,35 @@ def scheduler_of(asked: dict[str, Any]) -> str:
     if asked["scheduler_file"]:
         return str(json_load_robust(asked["scheduler_file"])["address"])
     return str(asked["scheduler"] or dask.config.get("scheduler-address", ""))
+
+
+def require_entry(
+    address: str, part: Literal["client", "worker"], keys: Mapping[str, str] | None = None
+) -> None:
+    """Check that a scheduler lets this process in.
+
+    Args:
+        address: of the scheduler, at which something listens.
+        part: as what it is to be let in.
+        keys: files that count in place of those that Dask's settings name; as of `Security`.
+
+    Raises:
+        UserError: it does not, mostly as this process lacks its keys.
+    """
+    try:
+        options = Security(**(keys or {})).get_connection_args(part)
+        with ThreadPoolExecutor(1) as pool:  # in a notebook a loop runs in this thread
+            pool.submit(lambda: asyncio.run(_knock(address, options))).result()
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        # The second is Dask's word for no key, the third Tornado's for one that speaks no TLS.
+        why = "no key for TLS is set here" if isinstance(error, TypeError) else str(error)
+        raise UserError(
+            f"the scheduler at {address} does not let this process in ({' '.join(why.split())}); "
+            "digen up leaves address and keys in its folder: set -a; . runs/up/env; set +a"
+        ) from error
+
+
+async def _knock(address: str, options: Mapping[str, Any]) -> None:
+    """Open a connection to a scheduler, and close it."""
+    door = await connect(address, **options)
+    await door.close()

@@ -25,7 +25,13 @@ from digen_core.errors import UserError
 from digen_core.preflight.network import parse_address, why_silent
 from tasks.cluster import garbage
 from tasks.cluster.cluster import PRELOAD, settings_of_workers
-from tasks.cluster.listening import INSECURE, asked_of_worker, options_of_worker, scheduler_of
+from tasks.cluster.listening import (
+    INSECURE,
+    asked_of_worker,
+    options_of_worker,
+    require_entry,
+    scheduler_of,
+)
 from tasks.cluster.presence import SITE
 from tasks.worker.followers import beside, gpus_of, member_arguments, ranks_of
 
@@ -66,8 +72,8 @@ def run_worker(
 
     Raises:
         UserError: dask-cuda is not installed; there are no such members of the gang, or too few
-            GPUs for them; the cluster has a worker of this name, or is not there; or the worker
-            would listen on a network without TLS, and may not.
+            GPUs for them; the cluster has a worker of this name, is not there, or does not let it
+            in; or the worker would listen on a network without TLS, and may not.
         Exception: it did not start.
     """
     options_of_worker(arguments, insecure=insecure)
@@ -89,7 +95,7 @@ def run_worker(
 
 
 def await_scheduler(arguments: Sequence[str]) -> None:
-    """Wait until something listens where a worker's scheduler is to be, and say that it is awaited.
+    """Wait until a worker's scheduler listens and lets it in, and say that it is awaited.
 
     Dask's own process beside the worker would give up after half a minute.
 
@@ -97,7 +103,8 @@ def await_scheduler(arguments: Sequence[str]) -> None:
         arguments: of ``dask worker``.
 
     Raises:
-        UserError: nothing does in the time that the arguments give, or it is no address.
+        UserError: none listens in the time that the arguments give, it lets nobody in without its
+            keys, or it is no address.
     """
     asked = asked_of_worker([*DEFAULTS, *arguments])
     address = scheduler_of(asked)
@@ -116,6 +123,9 @@ def await_scheduler(arguments: Sequence[str]) -> None:
             sys.stderr.write(f"waiting for the scheduler at {address}, {seconds:.0f} s at most\n")
             is_told = True
         sleep(LOOK_SECONDS)
+    options = {"tls_ca_file": "ca_file", "tls_worker_cert": "cert", "tls_worker_key": "key"}
+    files = {name: asked[f"tls_{option}"] for name, option in options.items()}
+    require_entry(address, "worker", {name: file for name, file in files.items() if file})
 
 
 def _command_of(cuda: bool) -> Any:

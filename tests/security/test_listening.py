@@ -1,10 +1,13 @@
 """Which sockets workers and clusters open, and who can run code through them."""
 
+import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 
+import dask
 import psutil
 import pytest
 from distributed import Client, Security, SpecCluster
@@ -24,7 +27,15 @@ from support.sockets import (
     run_code_at,
 )
 from tasks.cluster.cluster import local_devices, run_cluster
-from tasks.cluster.listening import is_loopback, options_of_worker, own_scheduler
+from tasks.cluster.listening import (
+    ENCRYPTED,
+    is_loopback,
+    options_of_worker,
+    own_scheduler,
+    own_tls_settings,
+    require_entry,
+    tls_settings,
+)
 from tasks.cluster.presence import present_workers
 from tasks.gang.forming import form_gang
 from tasks.worker.process import main
@@ -124,6 +135,53 @@ def test_the_command_refuses_it_in_one_line(capsys, monkeypatch):
     assert err.count("\n") == 1
     assert main(["tcp://192.0.2.1:8786", *NAMED]) == 2
     assert capsys.readouterr().err == err
+
+
+@pytest.fixture
+def locked_scheduler():
+    """A scheduler with TLS, whose key the process of the test has in no setting any more."""
+    with dask.config.set(own_tls_settings(tls=True)):
+        cluster = SpecCluster(scheduler=own_scheduler(tls=True), workers={})
+    with cluster:
+        yield cluster.scheduler_address
+
+
+NOT_LET_IN = r"does not let this process in \(%s.*\); .*: set -a; . runs/up/env; set \+a"
+
+
+def test_whoever_lacks_the_key_of_a_scheduler_is_told_where_it_is(locked_scheduler, capsys):
+    refused = NOT_LET_IN % "no key for TLS is set here"
+    assert main([locked_scheduler, *NAMED]) == 2
+    assert re.search(refused, capsys.readouterr().err)
+    assert run(["worker", locked_scheduler, "--name", "a", "--leave"]) == 2
+    assert re.search(refused, capsys.readouterr().err)
+    config = ClusterConfig(scheduler_address=locked_scheduler)
+    with pytest.raises(UserError, match=refused), run_cluster(config, []):
+        pass
+    with dask.config.set(own_tls_settings(tls=True)):
+        require_entry(locked_scheduler, "worker")
+        asyncio.run(in_a_notebook(locked_scheduler))
+
+
+async def in_a_notebook(address: str) -> None:
+    """Ask where a loop runs already."""
+    require_entry(address, "client")
+
+
+def test_another_key_or_none_lets_nobody_in(locked_scheduler, scheduler, tmp_path):
+    made, paths = Security.temporary(), {name: str(tmp_path / name) for name in ("pem", "key")}
+    (tmp_path / "pem").write_text(made.tls_ca_file)
+    (tmp_path / "key").write_text(made.tls_client_key)
+    other = tls_settings(paths["pem"], paths["key"])
+    for settings, address, why in (
+        (other, locked_scheduler, "TLS certificate does not match"),
+        (tls_settings(paths["pem"], tmp_path / "gone"), locked_scheduler, "No such file"),
+        ({}, locked_scheduler.replace("tls", "tcp"), ""),
+        (other, scheduler.replace("tcp", "tls"), ""),
+        (ENCRYPTED, scheduler, "encryption required"),
+    ):
+        with dask.config.set(settings), pytest.raises(UserError, match=NOT_LET_IN % f".*{why}"):
+            require_entry(address, "client")
 
 
 ALLOWED = {
