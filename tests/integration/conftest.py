@@ -87,3 +87,19 @@ def room(prefect_backend) -> Iterator[str]:
             hosts = {at.split(":")[1] for at in client.scheduler_info(n_workers=-1)["workers"]}
         assert hosts == {"//127.0.0.1", "//127.0.0.2"}
         yield address
+
+
+@pytest.fixture
+def follow(monkeypatch):
+    """Return a function that lets a story see the contexts of a run."""
+    from flows.runtime.context import context_of
+
+    def let_see(story) -> None:
+        def known(run_id):
+            story.run_context = context_of(run_id)
+            return story.run_context
+
+        for module in ("prepare", "evaluate", "export", "runtime.iterations.iteration"):
+            monkeypatch.setattr(f"flows.{module}.context_of", known)
+
+    return let_see

@@ -21,8 +21,9 @@ from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
 from support.layout_runs import RELATIVE
 from support.pull_functions import answer_late, reach_nobody
-from support.runs import Watch, distance, initial, merged, only_run, reference
+from support.runs import distance, initial, merged, only_run, reference
 from support.started import room_of, started_workers
+from support.stories import Story, signal_to
 
 pytestmark = pytest.mark.slow
 
@@ -38,50 +39,6 @@ JOB = {
     "cluster.rollout_workers": 2,
     "cluster.trainer_workers": 2,
 }
-
-
-class Story(Watch):
-    """Something that is done to a run once, when something has happened; and what the run said."""
-
-    def __init__(self, when: Callable[[object], bool], do: Callable[["Story"], None]):
-        super().__init__()
-        self.when, self.do = when, do
-        self.is_done = False
-        self.warnings, self.phases = [], []
-        self.run_context = None
-
-    def see(self, what: object) -> None:
-        if not self.is_done and self.when(what):
-            self.is_done = True
-            self.do(self)
-
-    def on_warning(self, text):
-        self.warnings.append(text)
-
-    def on_step(self, done, total):
-        pass
-
-    def on_phase(self, text):
-        self.phases.append(text)
-        self.see(text)
-
-    def said(self, *words: str) -> bool:
-        return any(all(word in text for word in words) for text in self.warnings + self.phases)
-
-    def pid_of(self, name: str) -> int:
-        from tasks.cluster.calls import on_worker
-
-        fleet = self.run_context.fleet
-        followers = {name: at for own in fleet.followers.values() for name, at in own.items()}
-        return on_worker(self.run_context.client, {**fleet.addresses, **followers}[name], os.getpid)
-
-
-def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], None]:
-    def send(story: Story) -> None:
-        for pid in [story.pid_of(name) for name in names]:
-            os.kill(pid, number)
-
-    return send
 
 
 def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
@@ -100,22 +57,6 @@ def operation(*values: object):
 def nightly(*values: object):
     """Leave a case to ``make test-nightly``."""
     return pytest.param(*values, marks=pytest.mark.nightly)
-
-
-@pytest.fixture
-def follow(monkeypatch):
-    """Return a function that lets a story see the contexts of a run."""
-    from flows.runtime.context import context_of
-
-    def let_see(story: Story) -> None:
-        def known(run_id):
-            story.run_context = context_of(run_id)
-            return story.run_context
-
-        for module in ("prepare", "evaluate", "export", "runtime.iterations.iteration"):
-            monkeypatch.setattr(f"flows.{module}.context_of", known)
-
-    return let_see
 
 
 @pytest.fixture

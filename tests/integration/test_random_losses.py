@@ -1,0 +1,89 @@
+"""Workers that are killed at random, under settings at random: the weights of the serial loop."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import count
+from random import Random
+
+import pytest
+
+from digen_core.config.run import RunConfig
+from digen_core.control import protocol as p
+from digen_core.control.layout import LAYOUTS
+from support.families import tolerance_of
+from support.layout_runs import JOB, Case
+from support.random_settings import Drawn, draw
+from support.runs import TOLERANCE, distance, merged, only_run, reference
+from support.stories import Story, signal_to
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+COUNTED = (
+    *(p.BatchGenerated, p.FragmentScored, p.PackTrained, p.GradientReduced),
+    *(p.Stepped, p.StateCopied, p.VersionLoaded),
+)
+MOST = 60  # of those, that a run of the job has
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_weights_are_those_of_the_serial_loop(
+    seed, tree, tiny_families, prefect_backend, follow, monkeypatch
+):
+    for key in [key for key in JOB if key.startswith("algorithm.")]:
+        monkeypatch.delitem(JOB, key)  # not every algorithm has it
+    drawn, random = draw(seed, tree, tiny_families), Random(seed)
+    cluster, names = workers_of(drawn.case)
+    name, place = random.choice(names), random.randrange(3, MOST)
+    story = Story(nth(place), signal_to(name))
+    follow(story)
+    settings = {
+        **drawn.case.changes,
+        **drawn.changes,
+        **cluster,
+        "evaluation.samples_per_prompt": 1,
+    }
+    try:
+        check(RunConfig.model_validate(merged(tree, deepcopy(settings))), tree, drawn, story)
+    except Exception as error:
+        error.add_note(f"{drawn}; {name} is killed at event {place}")
+        raise
+
+
+def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
+    """Return how many workers are started, and their names."""
+    if LAYOUTS[case.layout].colocated:
+        counts, names = (case.workers[0] - 1, 1), [f"worker-{i}" for i in range(case.workers[0])]
+    else:
+        counts = case.workers
+        names = [
+            f"{role}-{i}"
+            for role, number in zip(("rollout", "trainer"), counts, strict=True)
+            for i in range(number)
+        ]
+    keys = ("cluster.rollout_workers", "cluster.trainer_workers")
+    return dict(zip(keys, counts, strict=True)), names
+
+
+def nth(place: int) -> Callable[[object], bool]:
+    """Return what is true at an event of a run, as they are counted."""
+    counter = count(1)
+    return lambda what: isinstance(what, COUNTED) and next(counter) == place
+
+
+def check(config: RunConfig, tree: dict, drawn: Drawn, story: Story) -> None:
+    """Train, and compare the weights."""
+    from digen_core.checkpoints.tensors import last_state
+    from digen_core.transport.samples import read_samples
+    from flows.post_train import post_train
+    from flows.runtime.observers import listening, watching
+
+    with watching(story), listening(story.see):
+        post_train(config)
+    assert story.is_done, "nobody was killed"
+    rows = read_samples(only_run(tree) / "samples").to_pylist()
+    versions = {(row["iteration"], row["group"]): row["policy_version"] for row in rows}
+    serial = reference(config, version_of=lambda *group: versions[group])
+    state = last_state(only_run(tree))
+    bound = max(TOLERANCE[config.model.dtype], tolerance_of(drawn.model))
+    assert distance(state.weights, serial.weights) < bound
+    assert distance(state.ema, serial.ema) < bound
