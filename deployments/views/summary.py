@@ -7,6 +7,7 @@ from rich.table import Table
 
 from deployments.views.terminal import borderless, plain, terminal
 from digen_core.checkpoints.suites import Suite
+from digen_core.inputs.addresses import redacted
 from digen_core.inputs.text import number_of
 from digen_core.maths.statistics import NOISE
 from digen_core.records import EvaluationReport, RunReport
@@ -67,9 +68,19 @@ def print_run(report: RunReport, seconds: float, console: Console | None = None)
         ("run folder", report.run_dir),
         ("evaluate", f"digen evaluate {quote(report.run_dir)}"),
         ("MLflow", report.view),
-        ("Prefect", "digen up --no-workers (or your PREFECT_API_URL)"),
+        ("Prefect", _prefect_pages()),
     ):
         console.print(f"{label:<11} {text}", markup=False)
+
+
+def _prefect_pages() -> str:
+    """Say where Prefect shows a run that has ended, and with it a server of its command."""
+    from prefect.settings import get_current_settings
+
+    configured = get_current_settings().api.url
+    if configured is None:
+        return "digen up --no-workers"
+    return redacted(configured.removesuffix("/api"))
 
 
 def print_evaluation(report: EvaluationReport, console: Console | None = None) -> None:

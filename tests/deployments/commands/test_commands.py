@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
 
 from deployments.cli import run
@@ -170,6 +171,11 @@ def test_a_summary_says_if_nothing_was_learnt_and_how_long_it_took():
     )
     (line,) = (line for line in lines_of(report, 180_000) if "in all" in line)
     assert "evaluation, 50 h 0 min in all" in line
+    # A server of the command's own ends with it; what shows its runs is said. Others go on.
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        assert lines_of(report)[-1] == "Prefect     digen up --no-workers"
+    with temporary_settings({PREFECT_API_URL: "http://me:secret@10.0.0.7:4200/api"}):
+        assert lines_of(report)[-1] == "Prefect     http://***@10.0.0.7:4200"
 
 
 def test_a_run_that_is_stopped_says_so(job, local, capsys, monkeypatch):
