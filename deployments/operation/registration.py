@@ -3,15 +3,17 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 import psutil
 from httpx import HTTPError
 from prefect import get_client
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun
@@ -29,7 +31,9 @@ PACKAGES: Final = ("deployments", "digen_core", "flows", "tasks")
 UNDER_WAY = {"state": {"type": {"any_": ["RUNNING", "PENDING", "PAUSED", "CANCELLING"]}}}
 DEPLOY_SECONDS = 300.0
 OWN_RUN = "PREFECT__FLOW_RUN_ID"  # variable by which a Prefect worker tells a process its run
-CANCEL_SECONDS = 2.0  # for Prefect to be notified that runs end
+CANCEL_SECONDS = 2.0  # for Prefect to be asked which runs end, and notified that they did
+
+T = TypeVar("T")
 
 
 def check_folder() -> None:
@@ -100,8 +104,13 @@ def crash_lost_runs(environment: Mapping[str, str]) -> None:
         is_suspended = run.state is not None and bool(run.state.state_details.pause_reschedule)
         return not (is_suspended or _is_of(pid, run))
 
+    async def crash() -> None:
+        async with get_client() as client:
+            lost = [run.id for run, pid in await _with_process(client) if is_lost(run, pid)]
+            await _end(client, lost, state)
+
     with _at(environment):
-        asyncio.run(_end_runs(is_lost, state))
+        asyncio.run(crash())
 
 
 def _is_of(pid: int, run: FlowRun) -> bool:
@@ -114,35 +123,61 @@ def _is_of(pid: int, run: FlowRun) -> bool:
         return True
 
 
-def cancel_runs(processes: Collection[int], environment: Mapping[str, str]) -> bool:
-    """Mark the runs of some processes as cancelled, whose processes are ended by the caller.
+def runs_of(processes: Collection[int], environment: Mapping[str, str]) -> list[UUID] | None:
+    """Return the runs of some processes; None: Prefect did not answer in time."""
 
-    Return whether Prefect answered in time.
+    async def read() -> list[UUID]:
+        async with get_client() as client:
+            return [run.id for run, pid in await _with_process(client) if pid in processes]
+
+    return _in_time(read(), environment)
+
+
+def cancel_runs(runs: Collection[UUID], environment: Mapping[str, str]) -> None:
+    """Mark runs as cancelled whose processes were ended, as far as Prefect answers in time.
+
+    Afterwards, as a process that is ended says of its run that it crashed.
     """
     state: State[Any] = Cancelled(message="digen down ended the process of this run.")
-    marking = _end_runs(lambda run, pid: pid in processes, state)
+    ended = {"type": {"any_": [*UNDER_WAY["state"]["type"]["any_"], "CRASHED"]}}
+    meant = {"id": {"any_": [*runs]}, "state": ended}
+
+    async def cancel() -> None:
+        async with get_client() as client:
+            found = FlowRunFilter.model_validate(meant)
+            incomplete = await client.read_flow_runs(flow_run_filter=found)
+            await _end(client, [run.id for run in incomplete], state)
+
+    _in_time(cancel(), environment)
+
+
+def _in_time(asking: Coroutine[Any, Any, T], environment: Mapping[str, str]) -> T | None:
+    """Return what Prefect answers; None: it takes too long, or cannot be reached."""
     with _at(environment):
         try:
-            asyncio.run(asyncio.wait_for(marking, CANCEL_SECONDS))
+            return asyncio.run(asyncio.wait_for(asking, CANCEL_SECONDS))
         except (TimeoutError, HTTPError):
-            return False
-    return True
+            return None
 
 
-async def _end_runs(is_meant: Callable[[FlowRun, int], bool], state: State[None]) -> None:
-    async with get_client() as client:
-        runs = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(UNDER_WAY),
-            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
-        )
-        pids = [(run, run.infrastructure_pid or "") for run in runs]
-        ended = [run.id for run, pid in pids if pid.isdecimal() and is_meant(run, int(pid))]
-        parents = {"parent_flow_run_id": {"any_": ended}}
-        if ended:
-            inner = FlowRunFilter.model_validate(UNDER_WAY | parents)
-            ended += [run.id for run in await client.read_flow_runs(flow_run_filter=inner)]
-        for run in ended:
-            await client.set_flow_run_state(run, state, force=True)
+async def _with_process(client: PrefectClient) -> list[tuple[FlowRun, int]]:
+    """Return the runs of our pool that are under way and have a process, with its id."""
+    runs = await client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(UNDER_WAY),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+    )
+    pids = [(run, run.infrastructure_pid or "") for run in runs]
+    return [(run, int(pid)) for run, pid in pids if pid.isdecimal()]
+
+
+async def _end(client: PrefectClient, runs: list[UUID], state: State[None]) -> None:
+    """Set the state of runs, and of what is under way inside of them."""
+    if not runs:
+        return
+    inner = FlowRunFilter.model_validate(UNDER_WAY | {"parent_flow_run_id": {"any_": runs}})
+    inside = [run.id for run in await client.read_flow_runs(flow_run_filter=inner)]
+    for run in [*runs, *inside]:
+        await client.set_flow_run_state(run, state, force=True)
 
 
 @contextmanager

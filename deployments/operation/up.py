@@ -1,10 +1,11 @@
 """Start and end everything that runs on one machine need, keeping what runs already."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from distributed import Client
 
@@ -114,10 +115,11 @@ def down(say: Callable[[str], None]) -> int:
         if state is None:
             return 0
         running = [service for service in state.services if service.process]
-        if not _cancel_runs(state, running):
+        runs = _runs(state, running)
+        if runs is None:
             say("Prefect does not answer; its runs are ended without its knowledge")
         say(f"ending {', '.join(service.name for service in running) or 'nothing: all has ended'}")
-        _remove(state, running)
+        _remove(state, running, runs or ())
         return len(running)
 
 
@@ -242,21 +244,23 @@ def _rolled_back(state: State, say: Callable[[str], None]) -> Iterator[_Starter]
         raise
 
 
-def _cancel_runs(state: State, running: Sequence[Service]) -> bool:
-    """Tell Prefect, if it is ours, that the runs of our worker end; return whether it listens."""
+def _runs(state: State, running: Sequence[Service]) -> list[UUID] | None:
+    """Return the runs of our worker, if Prefect is ours; None: Prefect does not answer."""
     services = {service.name: service for service in running}
     if not {PREFECT, PREFECT_WORKER} <= services.keys():
-        return True
+        return []
     worker = services[PREFECT_WORKER].process
     if worker is None:
-        return True
-    return registration.cancel_runs({c.pid for c in worker.children()}, state.environment)
+        return []
+    return registration.runs_of({c.pid for c in worker.children()}, state.environment)
 
 
-def _remove(state: State, running: Sequence[Service]) -> None:
-    """End services, and forget the state."""
+def _remove(state: State, running: Sequence[Service], runs: Collection[UUID] = ()) -> None:
+    """End services, tell Prefect that runs of theirs are cancelled, and forget the state."""
     trainings = [service for service in running if service.name == PREFECT_WORKER]
     end(trainings, TRAINING_SECONDS)  # while what they write to is still there
+    if runs:
+        registration.cancel_runs(runs, state.environment)
     end([service for service in running if service not in trainings])
     for path in (STATE, ENVIRONMENT):
         path.unlink(missing_ok=True)

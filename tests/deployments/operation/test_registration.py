@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 from prefect import get_client
 from prefect.settings import get_current_settings
-from prefect.states import Paused, Running, Suspended
+from prefect.states import Completed, Crashed, Paused, Running, Suspended
 
-from deployments.operation import registration
+from deployments.operation import registration, up
 from deployments.operation.prefect_server import set_state as set_state_of
 from deployments.operation.registration import POOL, QUEUE
+from deployments.operation.state import Service, State
 from digen_core.errors import UserError
 from support.paths import ROOT
 
@@ -98,10 +99,28 @@ def test_runs_whose_process_is_gone_are_marked_and_others_are_not(api, gone, ali
     lost = asyncio.run(run_of(gone))
     registration.crash_lost_runs(api)
     assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
-    registration.cancel_runs({gone}, api)
-    assert asyncio.run(states(lost, alive)) == ["CRASHED", "RUNNING"]
-    registration.cancel_runs({asyncio.run(process_of(alive))}, api)
-    assert asyncio.run(states(lost, alive)) == ["CRASHED", "CANCELLED"]
+
+
+def test_runs_of_ended_processes_are_cancelled_whatever_these_said_at_last(api, gone, alive):
+    """Prefect's engine says of itself that it crashed, when it is ended."""
+    completed = asyncio.run(run_of(gone))
+    assert registration.runs_of({asyncio.run(process_of(alive))}, api) == [alive]
+    asyncio.run(set_state(alive, Crashed(message="Execution was aborted by a signal.")))
+    asyncio.run(set_state(completed, Completed()))
+    registration.cancel_runs([alive, completed], api)
+    assert asyncio.run(states(alive, completed)) == ["CANCELLED", "COMPLETED"]
+
+
+def test_digen_down_cancels_runs_once_their_processes_have_ended(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    worker, server = (
+        Service(name=name, pid=1, started=0.0, log="") for name in (up.PREFECT_WORKER, up.PREFECT)
+    )
+    done, run = [], uuid4()
+    monkeypatch.setattr(up, "end", lambda own, seconds=None: done.append([*own]))
+    monkeypatch.setattr(registration, "cancel_runs", lambda runs, environment: done.append(runs))
+    up._remove(State.model_construct(environment={}), [server, worker], [run])
+    assert done == [[worker], [run], [server]]
 
 
 def test_a_run_that_waits_for_resume_needs_no_process(api, gone):
