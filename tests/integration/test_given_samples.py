@@ -9,7 +9,7 @@ from support.given import LABELS, rows_with_samples, write_samples
 from support.in_process import train_in_process
 from support.layout_runs import JOB, Case, check_weights, marked
 from support.resumed import JOB as RESUMED
-from support.resumed import check_run, stop_at_the_third_version
+from support.resumed import check_run, stop_before_checkpoint
 from support.runs import TOLERANCE, distance, initial, merged, only_run, reference
 from tasks.replay import replay
 
@@ -95,7 +95,7 @@ def test_a_run_goes_on_and_is_replayed(tree, cluster_address, prefect_backend, t
     def config_of(layout: str) -> RunConfig:
         return RunConfig.model_validate(merged(tree, {**settings, "schedule.layout": layout}))
 
-    stop_at_the_third_version(config_of("disaggregated"))
+    stop_before_checkpoint(3, config_of("disaggregated"))
     run_dir = only_run(tree)
     report = post_train(config_of("auto"), str(run_dir))
     assert set(report.after.rewards) == {"reward", "smooth_rewards:brightness/score"}

@@ -9,10 +9,9 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
-from digen_core.control.layout import LAYOUTS
 from support.families import tolerance_of
-from support.layout_runs import JOB, Case
-from support.random_settings import Drawn, draw
+from support.layout_runs import JOB
+from support.random_settings import Drawn, draw, workers_of
 from support.runs import TOLERANCE, distance, merged, only_run, reference
 from support.stories import Story, signal_to
 
@@ -47,21 +46,6 @@ def test_weights_are_those_of_the_serial_loop(
     except Exception as error:
         error.add_note(f"{drawn}; {name} is killed at event {place}")
         raise
-
-
-def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
-    """Return how many workers are started, and their names."""
-    if LAYOUTS[case.layout].colocated:
-        counts, names = (case.workers[0] - 1, 1), [f"worker-{i}" for i in range(case.workers[0])]
-    else:
-        counts = case.workers
-        names = [
-            f"{role}-{i}"
-            for role, number in zip(("rollout", "trainer"), counts, strict=True)
-            for i in range(number)
-        ]
-    keys = ("cluster.rollout_workers", "cluster.trainer_workers")
-    return dict(zip(keys, counts, strict=True)), names
 
 
 def nth(place: int) -> Callable[[object], bool]:

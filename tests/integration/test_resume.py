@@ -16,7 +16,7 @@ from deployments.operation.state import alive_after
 from digen_core.config.run import RunConfig
 from digen_core.config.toml import as_toml
 from support.paths import ROOT
-from support.resumed import ITERATIONS, JOB, check_run, stop_at_the_third_version
+from support.resumed import ITERATIONS, JOB, check_run, stop_before_checkpoint
 from support.runs import TOLERANCE, Watch, distance, merged, only_run, reference
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def test_a_run_goes_on_with_other_workers_in_another_layout(
             tree_["algorithm"] = CASES[case]["algorithm"]
         return RunConfig.model_validate(tree_)
 
-    stop_at_the_third_version(config_of("disaggregated", 1, 1))
+    stop_before_checkpoint(3, config_of("disaggregated", 1, 1))
     folder = only_run(tree)
     # The third is done again; the fourth, which may have ended before the run did, was not kept.
     kept = sorted(file.name for file in (folder / "samples").iterdir())

@@ -21,7 +21,7 @@ from support.layout_runs import (
     marked,
     run_case,
 )
-from support.resumed import JOB, check_run, stop_at_the_third_version
+from support.resumed import JOB, check_run, stop_before_checkpoint
 from support.runs import Watch, merged, only_run
 
 pytestmark = pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_run_goes_on_with_another_number_of_stages(
         }
         return RunConfig.model_validate(merged(tree, settings))
 
-    stop_at_the_third_version(config_on("three"))
+    stop_before_checkpoint(3, config_on("three"))
     folder, config, watch = only_run(tree), config_on("two"), Watch()
     with watching(watch):
         post_train(config, str(folder))

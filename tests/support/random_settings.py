@@ -146,14 +146,27 @@ def draw(seed: int, tree: dict[str, Any], folders: dict[str, str]) -> Drawn:
     while True:
         case, algorithm, options = _begin(random)
         begun = {**changes, "rollout.num_steps": 5, "algorithm": algorithm}
-        if _is_valid(tree, case, begun):
+        if is_valid(tree, case, begun):
             break
     options |= EXPERTS if "model.guidance_scale_2" in changes else {}
     for key in random.sample(sorted(options), NUM_TRIED):
         more = {**begun, key: random.choice(options[key])}
-        if _is_valid(tree, case, more):
+        if is_valid(tree, case, more):
             begun = more
     return Drawn(model, case, begun)
+
+
+def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
+    """Return settings by which as many workers are started as a case has, and their names."""
+    keys = ("cluster.rollout_workers", "cluster.trainer_workers")
+    if LAYOUTS[case.layout].colocated:
+        (number,) = case.workers
+        counts, names = (number - 1, 1), [f"worker-{i}" for i in range(number)]
+    else:
+        rollouts, trainers = counts = (case.workers[0], case.workers[1])
+        names = [f"rollout-{i}" for i in range(rollouts)]
+        names += [f"trainer-{i}" for i in range(trainers)]
+    return dict(zip(keys, counts, strict=True)), names
 
 
 def _job() -> dict[str, Any]:
@@ -191,7 +204,8 @@ def _begin(random: Random) -> tuple[Case, dict[str, Any], Options]:
     return case, {"type": name, **bound, **needs}, ANY | options
 
 
-def _is_valid(tree: dict[str, Any], case: Case, changes: dict[str, Any]) -> bool:
+def is_valid(tree: dict[str, Any], case: Case, changes: dict[str, Any]) -> bool:
+    """Say whether a config takes a case and changes, and its rewards the groups."""
     of_four = changes["rewards"] is RELATIVE  # its rewards look at whole groups of JOB's size
     if of_four and "rollout.screening" in changes:
         return False

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ class StoppedError(Exception):
     pass
 
 
-def stop_at_the_third_version(config: RunConfig) -> None:
-    """Run a config until the version with which its third iteration ends is to be kept."""
+def stop_before_checkpoint(number: int, config: RunConfig) -> None:
+    """Run a config until as many checkpoints are to be kept: an iteration ends with each."""
     from flows import post_train
     from flows.runtime import publishing
     from tasks.worker.checkpoint import keep_checkpoint
 
-    def keep_two(
+    checkpoints = count(1)
+
+    def keep_fewer(
         client: Client,
         workers: Sequence[str],
         run_id: str,
@@ -38,12 +41,12 @@ def stop_at_the_third_version(config: RunConfig) -> None:
         run_dir: Path,
         position: Position,
     ) -> object:
-        if version == 3 * config.train.updates_per_iteration:
+        if next(checkpoints) == number:
             raise StoppedError
         return keep_checkpoint(client, workers, run_id, version, run_dir, position)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing, "keep_checkpoint", keep_two)
+        patch.setattr(publishing, "keep_checkpoint", keep_fewer)
         with pytest.raises(StoppedError):
             post_train.post_train(config)
 
