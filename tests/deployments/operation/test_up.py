@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import httpx
 import psutil
@@ -101,7 +103,8 @@ def test_a_session_from_up_to_down(call, tmp_path):
     refused = call(*PREFECT, "-p", 'config={"num_iterations": 0}')
     assert refused.returncode == 1
     assert "0 is less than the minimum of 1" in " ".join((refused.stdout + refused.stderr).split())
-    trained = call(*PREFECT, "--watch", "-p", f"config={json.dumps(SMALL)}")
+    with listening_meanwhile(state, "prefect-worker") as of_worker:
+        trained = call(*PREFECT, "--watch", "-p", f"config={json.dumps(SMALL)}")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     (kept,) = (tmp_path / "runs").glob("shapes-*/config.json")
     config = json.loads(kept.read_text())
@@ -112,7 +115,7 @@ def test_a_session_from_up_to_down(call, tmp_path):
         mlflow_runs(state, auth=False)
     prefect = state["addresses"]["prefect-server"]
     assert httpx.get(f"{prefect}/admin/settings").status_code == 401
-    assert_that_it_listens_as_documented(state)
+    assert_that_it_listens_as_documented(state, of_worker)
     assert_that_passwords_are_the_owners(tmp_path, state)
     assert_that_workers_come_and_go(call, tmp_path)
 
@@ -160,8 +163,31 @@ def test_what_fails_to_start_leaves_nothing(call, tmp_path):
     assert not mine
 
 
-def assert_that_it_listens_as_documented(state):
-    """Every socket is of a part that docs/security.md names, on the interface that it says."""
+@contextmanager
+def listening_meanwhile(state, name):
+    """Yield a set of where one process of a service listens, at any time while the body runs."""
+    (pid,) = [service["pid"] for service in state["services"] if service["name"] == name]
+    process, found, is_over = psutil.Process(pid), set(), Event()
+
+    def look():
+        while not is_over.wait(0.2):
+            own = process.net_connections(kind="tcp")
+            found.update(tuple(at.laddr) for at in own if at.status == psutil.CONN_LISTEN)
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def assert_that_it_listens_as_documented(state, of_worker):
+    """Every socket is of a part that docs/security.md names, on the interface that it says.
+
+    That of Prefect's worker is there while it has a run.
+    """
     environment = state["environment"]
     prefix = "DASK_DISTRIBUTED__COMM__TLS__"
     security = Security(
@@ -175,11 +201,9 @@ def assert_that_it_listens_as_documented(state):
         parts = parts_of_dask(client)
     for name, part in (("prefect-server", "Prefect server"), ("mlflow", "MLflow server")):
         parts[address_of(state["addresses"][name])] = part
-    processes = {service["name"]: psutil.Process(service["pid"]) for service in state["services"]}
-    sockets = listening(processes.values())
-    of_worker = processes["prefect-worker"]
-    parts |= {at: "Prefect worker" for at, process in sockets.items() if process == of_worker}
-    assert_documented("digen up", sockets, parts)
+    sockets = listening(psutil.Process(service["pid"]) for service in state["services"])
+    parts |= dict.fromkeys(of_worker, "Prefect worker")
+    assert_documented("digen up", {*sockets, *of_worker}, parts)
 
 
 def assert_that_passwords_are_the_owners(folder, state):
