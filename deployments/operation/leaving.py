@@ -6,8 +6,7 @@ from distributed import Client
 
 from deployments.operation.services import DASK
 from deployments.operation.state import load_state, locked
-from digen_core.errors import UserError
-from digen_core.preflight.network import parse_address, why_silent
+from digen_core.preflight.network import check_scheduler
 from tasks.cluster.leaving import leave
 from tasks.cluster.listening import require_entry
 
@@ -25,11 +24,7 @@ def leave_cluster(address: str, name: str, say: Callable[[str], None]) -> None:
             it does not let this process in.
         SchedulerLostError: the scheduler does not answer.
     """
-    found = parse_address("the scheduler's address", address)
-    if why := why_silent(found["host"], int(found["port"])):
-        raise UserError(
-            f"no scheduler answers at {address} ({why}); start it, or correct the address"
-        )
+    check_scheduler("the scheduler's address", address)
     require_entry(address, "client")
     with Client(address, set_as_default=False) as client:
         say(f"{name} leaves when its run needs nothing of it any more; Ctrl-C ends the waiting")

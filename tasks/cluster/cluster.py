@@ -322,13 +322,15 @@ def in_one_role(devices: list[Device], config: ClusterConfig, layout: Layout) ->
     Raises:
         UserError: there is one device, and in the layout none may train that generates.
     """
-    free = [device for device in devices if device.roles.issuperset(ROLES)]
-    if len(devices) == 1 and not layout.rollouts_train:
+    if len(devices) == 1:
+        if layout.rollouts_train:
+            return devices
         raise UserError(
             f"the cluster has one worker, {devices[0].name}, but layout {layout.name} needs one for"
             " each role; start another one, or set schedule.layout to elastic or colocated-strong"
         )
-    if len(devices) == 1 or not free:
+    free = [device for device in devices if device.roles.issuperset(ROLES)]
+    if not free:
         return devices
     share = config.rollout_workers / (config.rollout_workers + config.trainer_workers)
     wanted = min(max(round(len(devices) * share), 1), len(devices) - 1)

@@ -44,5 +44,7 @@ def test_nothing_is_added_where_nothing_is_up(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("more", [["--name", "a"], ["--name", "a", "--role", "rollout"]])
 def test_nobody_leaves_a_cluster_that_is_not_there(more, capsys):
     assert run(["worker", "tcp://127.0.0.1:9", *more, "--leave"]) == 2
-    why = "no scheduler answers at tcp://127.0.0.1:9 ([Errno 111] Connection refused)"
-    assert capsys.readouterr().err == f"digen: {why}; start it, or correct the address\n"
+    assert capsys.readouterr().err == (
+        "digen: the scheduler's address is tcp://127.0.0.1:9, but nothing answers there "
+        "([Errno 111] Connection refused); start the scheduler, or correct the address\n"
+    )
