@@ -9,10 +9,8 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from digen_core.control import protocol as p
-from support.families import tolerance_of
-from support.layout_runs import JOB
-from support.random_settings import Drawn, draw, workers_of
-from support.runs import TOLERANCE, distance, merged, only_run, reference
+from support.random_settings import check_weights, draw, workers_of
+from support.runs import merged, only_run
 from support.stories import Story, signal_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -25,24 +23,23 @@ MOST = 60  # of those, that a run of the job has
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_weights_are_those_of_the_serial_loop(
-    seed, tree, tiny_families, prefect_backend, follow, monkeypatch
-):
-    for key in [key for key in JOB if key.startswith("algorithm.")]:
-        monkeypatch.delitem(JOB, key)  # not every algorithm has it
+def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, prefect_backend, follow):
+    from flows.post_train import post_train
+    from flows.runtime.observers import listening, watching
+
     drawn, random = draw(seed, tree, tiny_families), Random(seed)
     cluster, names = workers_of(drawn.case)
     name, place = random.choice(names), random.randrange(3, MOST)
     story = Story(nth(place), signal_to(name))
     follow(story)
-    settings = {
-        **drawn.case.changes,
-        **drawn.changes,
-        **cluster,
-        "evaluation.samples_per_prompt": 1,
-    }
+    settings = {**drawn.case.changes, **drawn.changes, **cluster}
+    settings["evaluation.samples_per_prompt"] = 1
+    config = RunConfig.model_validate(merged(tree, deepcopy(settings)))
     try:
-        check(RunConfig.model_validate(merged(tree, deepcopy(settings))), tree, drawn, story)
+        with watching(story), listening(story.see):
+            post_train(config)
+        assert story.is_done, "nobody was killed"
+        check_weights(drawn, config, only_run(tree))
     except Exception as error:
         error.add_note(f"{drawn}; {name} is killed at event {place}")
         raise
@@ -52,22 +49,3 @@ def nth(place: int) -> Callable[[object], bool]:
     """Return what is true at an event of a run, as they are counted."""
     counter = count(1)
     return lambda what: isinstance(what, COUNTED) and next(counter) == place
-
-
-def check(config: RunConfig, tree: dict, drawn: Drawn, story: Story) -> None:
-    """Train, and compare the weights."""
-    from digen_core.checkpoints.tensors import last_state
-    from digen_core.transport.samples import read_samples
-    from flows.post_train import post_train
-    from flows.runtime.observers import listening, watching
-
-    with watching(story), listening(story.see):
-        post_train(config)
-    assert story.is_done, "nobody was killed"
-    rows = read_samples(only_run(tree) / "samples").to_pylist()
-    versions = {(row["iteration"], row["group"]): row["policy_version"] for row in rows}
-    serial = reference(config, version_of=lambda *group: versions[group])
-    state = last_state(only_run(tree))
-    bound = max(TOLERANCE[config.model.dtype], tolerance_of(drawn.model))
-    assert distance(state.weights, serial.weights) < bound
-    assert distance(state.ema, serial.ema) < bound
