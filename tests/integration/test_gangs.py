@@ -1,22 +1,18 @@
 """The contract for devices that are gangs: the weights of the serial loop, whatever they share."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pytest
 
 from digen_core.config.run import RunConfig
-from digen_core.control.protocol import Device
+from support.gang_runs import GangCase, cluster_of, device_of
 from support.given import write_samples
 from support.gpu import require_gpus
 from support.layout_runs import (
-    BOTH,
     ODD,
     RELATIVE,
-    Case,
     check_skips,
     check_weights,
-    devices_in,
     marked,
     run_case,
 )
@@ -31,33 +27,6 @@ DELTAS = {"schedule.push": "delta"}
 KL = {"algorithm.kl_coefficient": 0.1}
 GENERATED = KL | {"schedule.reference": "generation"}
 BATCHES = {"rollout.batch_size": 8}
-
-
-@dataclass(frozen=True)
-class GangCase(Case):
-    """A layout on gangs of two and single workers of the test's cluster."""
-
-    workers: tuple[int, ...] = ()
-    rollout: str = "gang-0"
-    trainers: tuple[str, ...] = ("gang-1",)
-    settings: dict = field(default_factory=dict)
-
-    def __str__(self):
-        what = "+".join(key.split(".")[1] for key in self.settings) or "rows"
-        return f"{self.layout}-{self.rollout}-{'+'.join(self.trainers)}-{what}"
-
-    @property
-    def changes(self) -> dict:
-        return super().changes | self.settings
-
-    @property
-    def devices(self) -> list[Device]:
-        return devices_in(self.layout, self.rollout, self.trainers, _device)
-
-
-def _device(name: str, roles: frozenset) -> Device:
-    size = 2 if name.startswith("gang") else 1
-    return Device(name, roles, f"cpu x{size}", size)
 
 
 CASES = [
@@ -94,11 +63,7 @@ EXPERTS = [
 @pytest.fixture(scope="module")
 def address(prefect_backend):
     """Address of a cluster of two gangs of two workers, and a worker that is in none."""
-    from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster.cluster import run_cluster
-
-    devices = [_device(name, BOTH) for name in ("gang-0", "gang-1", "single")]
-    with run_cluster(ClusterConfig(), devices) as address:
+    with cluster_of("gang-0", "gang-1", "single") as address:
         yield address
 
 
@@ -185,7 +150,7 @@ def test_a_gang_is_measured_as_one_for_the_choice_of_a_layout(tree, address):
 
     config = RunConfig.model_validate(merged(tree, SHARDS | {"schedule.layout": "auto"}))
     with Client(address, set_as_default=False) as client:
-        devices = [_device(name, BOTH) for name in ("gang-0", "single")]
+        devices = [device_of(name) for name in ("gang-0", "single")]
         for _ in range(2):
             costs = measured_costs(config, client, devices)
         assert {own.kind for own in devices} == costs.kinds.keys()

@@ -7,16 +7,14 @@ from copy import deepcopy
 
 import pytest
 
-from support.layout_runs import JOB
-from support.random_settings import check_weights, draw
+from support.random_settings import check_weights, draw, forget_algorithm
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, run_layout, monkeypatch):
-    for key in [key for key in JOB if key.startswith("algorithm.")]:
-        monkeypatch.delitem(JOB, key)  # it comes before the algorithm, which replaces them all
+    forget_algorithm(monkeypatch)
     drawn = draw(seed, tree, tiny_families)
     try:
         run = run_layout(drawn.case, **deepcopy(drawn.changes))

@@ -1,23 +1,20 @@
 """Devices that hold a transformer in stages: the weights of the serial loop, and whole runs."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from safetensors.torch import load_file
 
 from digen_core.config.run import RunConfig
-from digen_core.control.protocol import Device
 from digen_core.errors import UserError
 from support.families import ROUNDED_TO_FLOAT32, family_of, frames_of
 from support.gang_cases import TARGETS
+from support.gang_runs import SIZES, GangCase, cluster_of, device_of
 from support.layout_runs import (
-    BOTH,
     ODD,
-    Case,
     check_skips,
     check_weights,
-    devices_in,
     marked,
     run_case,
 )
@@ -26,7 +23,6 @@ from support.runs import Watch, merged, only_run
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"three": 3, "two": 2, "room": 2, "single": 1}
 ALL_WEIGHTS = {"train.lora": None}
 KL = {"algorithm.kl_coefficient": 0.1}
 CODED = {
@@ -43,14 +39,12 @@ LAGGING = {"algorithm": {"type": "diffusion_nft", "old_policy_decay": "ramp"}}
 
 
 @dataclass(frozen=True)
-class StageCase(Case):
+class StageCase(GangCase):
     """A layout on gangs whose members hold stages, and a worker that holds all blocks."""
 
-    workers: tuple[int, ...] = ()
     family: str = "flux"
     rollout: str = "three"
     trainers: tuple[str, ...] = ()
-    settings: dict = field(default_factory=dict)
 
     def __str__(self):
         names = "+".join([self.rollout, *self.trainers])
@@ -59,18 +53,8 @@ class StageCase(Case):
     @property
     def changes(self) -> dict:
         stages = max(SIZES[name] for name in (self.rollout, *self.trainers))
-        cut = {"parallel.stages": stages}
-        return super().changes | (
-            self.settings if BY_SIZE in self.settings else cut | self.settings
-        )
-
-    @property
-    def devices(self) -> list[Device]:
-        return devices_in(self.layout, self.rollout, self.trainers, _device)
-
-
-def _device(name: str, roles: frozenset) -> Device:
-    return Device(name, roles, f"cpu x{SIZES[name]}", SIZES[name])
+        cut = {} if BY_SIZE in self.settings else {"parallel.stages": stages}
+        return cut | super().changes
 
 
 CASES = [
@@ -104,11 +88,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def address(prefect_backend):
     """Address of a cluster of a gang of three, one of two, and a worker that is in none."""
-    from digen_core.config.schedule import ClusterConfig
-    from tasks.cluster.cluster import run_cluster
-
-    devices = [_device(name, BOTH) for name in ("three", "two", "single")]
-    with run_cluster(ClusterConfig(), devices) as address:
+    with cluster_of("three", "two", "single") as address:
         yield address
 
 
@@ -177,7 +157,7 @@ def test_a_run_goes_on_with_another_number_of_stages(
 
     def config_on(name: str) -> RunConfig:
         """Return the config on one device, with as many stages as it has members."""
-        devices = [_device(name, BOTH)]
+        devices = [device_of(name)]
         monkeypatch.setattr("flows.launch.devices_of", lambda client, colocated: devices)
         monkeypatch.setattr("flows.runtime.fleet.joining.new_workers", lambda *known: [])
         settings = {

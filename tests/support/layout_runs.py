@@ -245,19 +245,6 @@ RELATIVE = {
 """Rewards that compare the samples of a group, and one whose scores are ranked."""
 
 
-def devices_in(
-    layout: LayoutName,
-    rollout: str,
-    trainers: Sequence[str],
-    device_of: Callable[[str, frozenset[p.Role]], p.Device],
-) -> list[p.Device]:
-    """Return one device that generates and some that train; colocated, all do both."""
-    if LAYOUTS[layout].colocated:
-        return [device_of(name, BOTH) for name in (rollout, *trainers)]
-    made = [device_of(name, frozenset({"trainer"})) for name in trainers]
-    return [device_of(rollout, frozenset({"rollout"})), *made]
-
-
 def check_skips(run: Run) -> None:
     """Check that groups were dropped, updates skipped, and the others those of the serial loop."""
     metrics = [record.metrics for record in run.records]

@@ -1,16 +1,23 @@
 """Settings at random, as many as go together, of a small job under a random layout."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from pydantic import ValidationError
 
 from digen_core.config.run import RunConfig
-from digen_core.control.layout import LAYOUTS
+from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.errors import ConfigError
+from digen_core.gang.degrees import check_degree, check_stages
+from digen_core.inputs.weight_files import shapes_in_folder
+from digen_core.models.image_size import read_settings
+from digen_core.planning.model_settings import settings_folder
+from digen_core.preflight.gangs import check_targets_of_stages
 from support.families import HEIGHT, OF_KIND, TOKENS, WIDTH, family_of, tolerance_of
 from support.layout_runs import JOB, RELATIVE, Case
 from support.runs import TOLERANCE, distance, merged, reference, with_own_steps
@@ -129,13 +136,19 @@ class Drawn:
         return f"{self.model}, {self.case}, {self.changes}"
 
 
-def draw(seed: int, tree: dict[str, Any], folders: dict[str, str]) -> Drawn:
+def draw(
+    seed: int,
+    tree: dict[str, Any],
+    folders: dict[str, str],
+    case_of: Callable[[Random], Case] | None = None,
+) -> Drawn:
     """Return settings that a config takes.
 
     Args:
         seed: of what is drawn.
         tree: the config that is changed.
         folders: of tiny models, by name.
+        case_of: draws a layout and devices; None: single workers.
     """
     random = Random(seed)
     model = random.choice(MODELS)
@@ -144,7 +157,8 @@ def draw(seed: int, tree: dict[str, Any], folders: dict[str, str]) -> Drawn:
         own = with_own_steps(tree, OWN_STEPS)["prompts"]
         changes |= {f"prompts.{key}": own[key] for key in ("train", "steps_column")}
     while True:
-        case, algorithm, options = _begin(random)
+        case = (case_of or _case)(random)
+        algorithm, options = _algorithm(random)
         begun = {**changes, "rollout.num_steps": 5, "algorithm": algorithm}
         if is_valid(tree, case, begun):
             break
@@ -154,6 +168,12 @@ def draw(seed: int, tree: dict[str, Any], folders: dict[str, str]) -> Drawn:
         if is_valid(tree, case, more):
             begun = more
     return Drawn(model, case, begun)
+
+
+def forget_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the job's algorithm away: its keys come before the one drawn, which replaces all."""
+    for key in [key for key in JOB if key.startswith("algorithm.")]:
+        monkeypatch.delitem(JOB, key)
 
 
 def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
@@ -197,36 +217,54 @@ def _of_model(name: str, folder: str) -> dict[str, Any]:
     return {f"model.{key}": value for key, value in own.items()}
 
 
-def _begin(random: Random) -> tuple[Case, dict[str, Any], Options]:
-    """Return a layout, an algorithm, and what else there is to set."""
-    layout = random.choice(list(LAYOUTS))
+def how(random: Random, layout: LayoutName) -> dict[str, Any]:
+    """Return how a case cuts and disturbs the work of a layout."""
     switches = LAYOUTS[layout]
-    splits = [(2,), (3,)] if switches.colocated else [(1, 2), (2, 1), (2, 2)]
-    case = Case(
-        layout,
-        random.choice(splits),
-        fragment=random.choice([1, 2]),
-        pack=random.choice([1, 3, 8]),
-        helping=not switches.colocated and random.random() < 0.5,
-        pauses=random.random() < 0.5,
-        dtype=random.choice(["float64", "float64", "float32"]),
-        share=random.choice([None, 0.5, 1.0]) if switches.stale else None,
-    )
+    return {
+        "fragment": random.choice([1, 2]),
+        "pack": random.choice([1, 3, 8]),
+        "helping": not switches.colocated and random.random() < 0.5,
+        "pauses": random.random() < 0.5,
+        "dtype": random.choice(["float64", "float64", "float32"]),
+        "share": random.choice([None, 0.5, 1.0]) if switches.stale else None,
+    }
+
+
+def _case(random: Random) -> Case:
+    """Return a layout on single workers."""
+    layout = random.choice(list(LAYOUTS))
+    splits = [(2,), (3,)] if LAYOUTS[layout].colocated else [(1, 2), (2, 1), (2, 2)]
+    return Case(layout, random.choice(splits), **how(random, layout))
+
+
+def _algorithm(random: Random) -> tuple[dict[str, Any], Options]:
+    """Return an algorithm, and what else there is to set."""
     name = random.choice(list(ALGORITHMS))
     needs, options = ALGORITHMS[name]
     bound = {"clip_range": 1e-4} if options is RATIOS else {}
-    return case, {"type": name, **bound, **needs}, ANY | options
+    return {"type": name, **bound, **needs}, ANY | options
 
 
 def is_valid(tree: dict[str, Any], case: Case, changes: dict[str, Any]) -> bool:
-    """Say whether a config takes a case and changes, and its rewards the groups."""
+    """Say whether a config takes a case and changes, rewards its groups, and gangs its model."""
     of_four = changes["rewards"] is RELATIVE  # its rewards look at whole groups of JOB's size
     if of_four and "rollout.screening" in changes:
         return False
     if of_four and changes["rollout.group_size"] != JOB["rollout.group_size"]:
         return False
     try:
-        RunConfig.model_validate(merged(tree, deepcopy({**case.changes, **changes})))
+        config = RunConfig.model_validate(merged(tree, deepcopy({**case.changes, **changes})))
+        _check_gangs(config, {device.size for device in case.devices})
     except (ValidationError, ConfigError):
         return False
     return True
+
+
+def _check_gangs(config: RunConfig, sizes: set[int]) -> None:
+    """Check that gangs of some sizes can share a config's model."""
+    settings = read_settings(settings_folder(config.model.path))
+    check_stages(config, *sizes, transformer=settings[1])
+    for size in sizes:
+        check_degree(config, size, settings)
+    if config.parallel.has_stages:
+        check_targets_of_stages(config, shapes_in_folder(Path(config.model.path) / "transformer"))

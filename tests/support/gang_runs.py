@@ -1,0 +1,55 @@
+"""A layout's case on gangs: which devices of a test's cluster take part, and what members share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from digen_core.control.layout import LAYOUTS
+from digen_core.control.protocol import Device, Role
+from support.layout_runs import BOTH, Case
+
+SIZES = {"gang-0": 2, "gang-1": 2, "two": 2, "three": 3, "room": 2, "single": 1}
+"""Members of the devices that cases name."""
+
+
+def device_of(name: str, roles: frozenset[Role] = BOTH) -> Device:
+    """Return a device of the cluster."""
+    return Device(name, roles, f"cpu x{SIZES[name]}", SIZES[name])
+
+
+@contextmanager
+def cluster_of(*names: str) -> Iterator[str]:
+    """Yield the address of a cluster of devices, while the body runs."""
+    from digen_core.config.schedule import ClusterConfig
+    from tasks.cluster.cluster import run_cluster
+
+    with run_cluster(ClusterConfig(), [device_of(name) for name in names]) as address:
+        yield address
+
+
+@dataclass(frozen=True)
+class GangCase(Case):
+    """A layout on gangs and single workers of the test's cluster."""
+
+    workers: tuple[int, ...] = ()
+    rollout: str = "gang-0"
+    trainers: tuple[str, ...] = ("gang-1",)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        what = "+".join(key.split(".")[1] for key in self.settings) or "rows"
+        return f"{self.layout}-{self.rollout}-{'+'.join(self.trainers)}-{what}"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it changes in the config."""
+        return super().changes | self.settings
+
+    @property
+    def devices(self) -> list[Device]:
+        """One that generates and some that train; colocated, all do both."""
+        if LAYOUTS[self.layout].colocated:
+            return [device_of(name) for name in (self.rollout, *self.trainers)]
+        made = [device_of(name, frozenset({"trainer"})) for name in self.trainers]
+        return [device_of(self.rollout, frozenset({"rollout"})), *made]
