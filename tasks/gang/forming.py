@@ -3,10 +3,9 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any
 
 from distributed import Client, Scheduler
-from distributed.metrics import time
 
 from tasks.cluster.calls import (
     WorkerLostError,
@@ -19,9 +18,6 @@ from tasks.cluster.gpus import card, require_own_gpus, spares_without_own_gpu
 from tasks.cluster.presence import KIND_SECONDS
 from tasks.gang.messages import FAILED
 from tasks.gang.together import await_leader, lead
-
-RECENT_SECONDS: Final = 60.0
-"""Until a run has missed a follower that failed; later another worker may have its address."""
 
 
 def unfit_spares(
@@ -47,7 +43,7 @@ def form_gang(
     """Make workers a gang, in place of what they were.
 
     The members meet when the leader's first task calls them; what a task of an earlier run still
-    does on them is ended first.
+    does on them is ended first, and what it told the user to change is forgotten.
 
     Args:
         client: of the cluster.
@@ -57,8 +53,10 @@ def form_gang(
 
     Raises:
         WorkerLostError: one of them is gone, or does not answer.
+        SchedulerLostError: the scheduler does not answer.
         UserError: two compute on the same GPU, or some on one and some on the CPU.
     """
+    on_scheduler(client, _forget_told_by, followers=followers)
     members = [leader, *followers]
     cards = _cards(client, members, silence)
     require_own_gpus(cards, members)
@@ -97,7 +95,7 @@ async def _card() -> str:
 
 
 def told_by(client: Client, followers: Collection[str]) -> str | None:
-    """Return what a user has to change, as one of some followers found just now, or None.
+    """Return what a user has to change, as one of some followers found in its gang, or None.
 
     Args:
         client: of the cluster.
@@ -111,5 +109,10 @@ def told_by(client: Client, followers: Collection[str]) -> str | None:
 
 
 def _told_by(followers: Collection[str], dask_scheduler: Scheduler) -> str | None:
-    told = [own for at, own in dask_scheduler.get_events(FAILED) if time() - at < RECENT_SECONDS]
-    return next((own["text"] for own in told if own["address"] in followers), None)
+    told = {own["address"]: own["text"] for _, own in dask_scheduler.get_events(FAILED)}
+    return next((text for address in followers if (text := told.get(address))), None)
+
+
+def _forget_told_by(followers: Collection[str], dask_scheduler: Scheduler) -> None:
+    for address in followers:
+        dask_scheduler.log_event(FAILED, {"address": address, "text": None})

@@ -143,6 +143,18 @@ def test_gangs_that_are_no_multiple_are_refused_before_a_model_is_loaded(
         run_case(case, tree, address, monkeypatch)
 
 
+@pytest.mark.layouts
+def test_a_run_is_not_told_what_the_one_before_had_to_change(
+    tree, tiny_families, address, monkeypatch
+):
+    """It begins while the members of the gang end, to be started again."""
+    model = model_of("flux2", tiny_families)
+    with pytest.raises(UserError, match="name no layer of one of the stages"):
+        run_case(StageCase("colocated", family="flux2"), tree, address, monkeypatch, **model)
+    mended = StageCase("colocated", family="flux2", settings=OF_FLUX2)
+    check_weights(run_case(mended, tree, address, monkeypatch, **model))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",

@@ -110,6 +110,7 @@ def test_members_that_would_wait_for_each_other_are_refused(case, monkeypatch):
     cards, message = WRONG[case]
     with pytest.raises(UserError, match=message):
         require_own_gpus(cards, ["a", "b", "c"])
+    monkeypatch.setattr(forming, "on_scheduler", lambda *_, **__: None)
     monkeypatch.setattr(forming, "on_workers", lambda *_, **__: cards)
     monkeypatch.setattr(forming, "on_worker", lambda *_: pytest.fail("a member was asked"))
     with pytest.raises(UserError, match=message):

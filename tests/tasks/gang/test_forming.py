@@ -21,6 +21,7 @@ def workers(monkeypatch):
 
     monkeypatch.setattr(forming, "on_workers", lambda *_, **__: dict.fromkeys(answers, ""))
     monkeypatch.setattr(forming, "on_worker", on_worker)
+    monkeypatch.setattr(forming, "on_scheduler", lambda client, function, **settings: None)
     return answers
 
 
