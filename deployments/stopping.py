@@ -1,8 +1,8 @@
 """Stopping: a command that is told to stop ends in seconds, whatever hangs.
 
-Ctrl-C, SIGTERM and a cancel in Prefect first let it end in order: tasks are dropped, servers and
-workers are ended, MLflow and Prefect hear of it. What has not ended after STOP_SECONDS is killed;
-what a run keeps is whole at any moment. A second Ctrl-C does that at once.
+Ctrl-C, SIGTERM, a closed terminal and a cancel in Prefect first let it end in order: tasks are
+dropped, servers and workers are ended, MLflow and Prefect hear of it. What has not ended after
+STOP_SECONDS is killed; what a run keeps is whole at any moment. A second Ctrl-C does that at once.
 """
 
 import os
@@ -77,8 +77,15 @@ class Stopping:
 stopping: Final = Stopping()
 
 
+def on_hangup(number: int, frame: FrameType | None) -> None:
+    """Handle SIGHUP, as when the terminal is closed: as SIGTERM, whoever handles that now."""
+    signal.raise_signal(signal.SIGTERM)
+
+
 def install() -> None:
-    """Have signals handled in this process."""
+    """Have signals handled in this process; what nohup has it ignore stays ignored."""
     signal.signal(signal.SIGINT, stopping.on_interrupt)
     signal.signal(signal.SIGTERM, stopping.on_terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, on_hangup)
     stopping.is_installed = True

@@ -63,7 +63,7 @@ def environment_before_start(num_threads: int) -> dict[str, str]:
 def import_ahead(num_threads: int) -> None:
     """Have the process whose copies workers will be import what they need, from now on.
 
-    Ctrl-C does not reach it: it ends when the process does that started it.
+    Ctrl-C and a closed terminal do not reach it: it ends when the process does that started it.
 
     Args:
         num_threads: CPU threads of each worker's engine.
@@ -73,10 +73,11 @@ def import_ahead(num_threads: int) -> None:
     with dask.config.set({METHOD: "forkserver"}):
         get_mp_context()  # the first time, this chooses what is imported: Dask's own modules
     multiprocessing.set_forkserver_preload(list(IMPORTS))
-    resource_tracker.ensure_running()  # whose start would let Ctrl-C through again
     with variables_set(environment_before_start(num_threads) | {SAFE_PATH: "1"}):
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
+            resource_tracker.ensure_running()  # its start lets Ctrl-C through, also if blocked
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             _choose_folder()
             forkserver.ensure_running()
         finally:

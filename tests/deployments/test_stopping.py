@@ -1,6 +1,8 @@
 """A command that is told to stop ends in order, whatever it is sent meanwhile."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -42,3 +44,23 @@ def test_a_second_interrupt_ends_it_at_once(stopping, monkeypatch):
             stopping.on_interrupt(signal.SIGINT, None)
     assert ended == [True]
     assert len(stopping.started) == 1
+
+
+HUNG_UP = """
+import signal, sys
+if sys.argv[1:]:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from deployments.stopping import install
+install()
+try:
+    signal.raise_signal(signal.SIGHUP)
+finally:
+    print("in order")
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 143), (("nohup",), 0)])
+def test_a_closed_terminal_ends_it_as_sigterm_does_but_for_nohup(arguments, code):
+    command = [sys.executable, "-c", HUNG_UP, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "in order\n", "")
