@@ -141,7 +141,8 @@ def reopen_run(config: RunConfig, run_dir: Path) -> Iterator[RunContext]:
         await_spares(client, say)
         name = f"{run_dir.name}-evaluation"
         devices = devices_of(client)
-        tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
+        with forwarding("tasks.tracking"):
+            tracker = Tracker.reopen(config, run_dir, runtime.flow_run.id)
         with run_on(
             client, address, devices, config, run_dir, name, RealWorkers(config), tracker=tracker
         ) as run:

@@ -52,7 +52,7 @@ from digen_core.transport.profiles import PROFILES_OF_RUN
 from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
-from flows.runtime.observers import observers, say, warn
+from flows.runtime.observers import forwarding, observers, say, warn
 from tasks.tracking import Tracker
 from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
@@ -161,16 +161,17 @@ def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | N
         lineage: of a run that is resumed; None too if it ended before that was written.
 
     Raises:
-        UserError: MLflow cannot be reached, does not take the run, or has no such run; or nobody is
-            logged in to another place.
+        UserError: MLflow cannot be reached, or does not take the run; or nobody is logged in to
+            another place.
     """
     check_places(config)
     flow_run_id = runtime.flow_run.id
-    if lineage is not None:
-        return Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
-    if Spool.open(run_dir) is not None:
-        return Tracker.resume(config, run_dir, None, flow_run_id)
-    return Tracker.start(config, name, run_dir, flow_run_id)
+    with forwarding("tasks.tracking"):
+        if lineage is not None:
+            return Tracker.resume(config, run_dir, lineage.mlflow_run_id, flow_run_id)
+        if Spool.open(run_dir) is not None:
+            return Tracker.resume(config, run_dir, None, flow_run_id)
+        return Tracker.start(config, name, run_dir, flow_run_id)
 
 
 def go_on(run: RunContext, resumption: Resumption) -> None:

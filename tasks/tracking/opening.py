@@ -1,6 +1,7 @@
 """The opening of a run in MLflow, new or resumed, which has to work first; its parameters."""
 
 import json
+import logging
 import os
 from functools import cache
 from getpass import getuser
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run, RunInfo
+from mlflow.entities import LifecycleStage, Param, Run, RunInfo
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
+from digen_core.inputs.addresses import redacted
 from digen_core.maths.statistics import PROMPT_WINS, WINS, error_of
 from digen_core.records import EvaluationReport
 from tasks.tracking.delivery import EVALUATION_TAG, MAX_PARAMS_PER_CALL, PARENT_TAG
@@ -27,6 +31,8 @@ from tasks.tracking.server import (
 )
 from tasks.tracking.spool import RunOfSpool, Spool, evaluation_key, iteration_key
 
+logger = logging.getLogger(__name__)
+
 FOLDER_TAG: Final = "digen.run_dir"
 COPY_TAG: Final = "digen.copy_of"
 """The run of MLflow of which the folder was a copy when this one began."""
@@ -40,6 +46,13 @@ def begin(
     Raises:
         UserError: MLflow cannot be reached or does not take the run.
     """
+    client, run = _begun(config, run_id, run_dir, flow_run_id)
+    return client, Spool.create(run_dir, run)
+
+
+def _begun(
+    config: RunConfig, run_id: str, run_dir: Path, flow_run_id: str | None
+) -> tuple[MlflowClient, RunOfSpool]:
     uri = tracking_uri(config)
     try:
         with alone_in(uri):
@@ -51,7 +64,7 @@ def begin(
         raise UserError(
             f"tracking: cannot start a run in MLflow at {uri}: {first_line(error)}"
         ) from error
-    return client, Spool.create(run_dir, _run_of(uri, info))
+    return client, _run_of(uri, info)
 
 
 def _made(
@@ -76,10 +89,11 @@ def go_on(
 ) -> tuple[MlflowClient, Spool]:
     """Find the run that a folder names, or one by its id, and open its spool.
 
-    Where the folder is a copy of one that is still there, it becomes a run of its own.
+    Where the folder is a copy of one that is still there, it becomes a run of its own; where MLflow
+    has no such run any more, another one is told all that the folder's had logged.
 
     Raises:
-        UserError: MLflow cannot be reached or has no such run.
+        UserError: MLflow cannot be reached, or the folder names no run.
     """
     spool = Spool.open(run_dir)
     run_id = spool.run.mlflow_run_id if spool else mlflow_run_id
@@ -88,7 +102,16 @@ def go_on(
     uri = _uri_of(spool, config)
     try:
         client = MlflowClient(uri)
-        found = client.get_run(run_id)
+        found = _found(client, run_id)
+        if found is None:
+            logger.warning(
+                "MLflow at %s does not have the run that %s began there: a new one is told all "
+                "that it had logged",
+                redacted(uri),
+                run_dir,
+            )
+            client, run = _begun(config, run_dir.name, run_dir, None)
+            return client, Spool.restart(run_dir, run)
         if (began_in := found.data.tags.get(FOLDER_TAG)) != str(run_dir.resolve()):
             if began_in is not None and _is_of(Path(began_in), run_id):
                 tags = _tags(run_dir, None) | {COPY_TAG: run_id}
@@ -102,6 +125,17 @@ def go_on(
             "name the MLflow that it began in: tracking.mlflow_uri"
         ) from error
     return client, Spool.create(run_dir, _run_of(uri, found.info), logged)
+
+
+def _found(client: MlflowClient, run_id: str) -> Run | None:
+    """Return a run of MLflow; None: it has none of that id, or somebody deleted it."""
+    try:
+        found: Run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return None
+    return None if found.info.lifecycle_stage == LifecycleStage.DELETED else found
 
 
 def _uri_of(spool: Spool | None, config: RunConfig) -> str:

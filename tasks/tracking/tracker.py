@@ -97,7 +97,7 @@ class Tracker:
             flow_run_id: of Prefect, kept as a tag.
 
         Raises:
-            UserError: MLflow cannot be reached or has no such run.
+            UserError: MLflow cannot be reached, or the folder names no run.
         """
         tracker = cls(config, *go_on(config, run_dir, mlflow_run_id))
         tracker._append_status("RUNNING")
@@ -121,7 +121,7 @@ class Tracker:
             flow_run_id: of Prefect, kept as a tag if the folder's run has none in MLflow yet.
 
         Raises:
-            UserError: MLflow cannot be reached or has no such run.
+            UserError: MLflow cannot be reached, or the folder names no run.
         """
         if Spool.open(run_dir) is None:
             tracker = cls.start(config, run_dir.name, run_dir, flow_run_id)

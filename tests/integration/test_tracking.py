@@ -440,15 +440,40 @@ def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(
     assert len(nested_runs(resumed)) == 2
 
 
-def test_resuming_needs_the_run(tracker, tmp_path, runs_dir):
+def test_resuming_needs_a_run(tracker, tmp_path, runs_dir):
     tracker.finish("FAILED")
     with pytest.raises(UserError, match="does not say which run of MLflow it is"):
         Tracker.resume(config_in(runs_dir), tmp_path)
-    told = (
-        "cannot continue run 123 in MLflow at sqlite.*not found; name the MLflow that it began in"
-    )
-    with pytest.raises(UserError, match=told):
-        Tracker.resume(config_in(runs_dir), tmp_path, "123")
+
+
+@pytest.mark.parametrize("how", ["database", "run", "folder"])
+def test_a_run_that_mlflow_has_no_more_goes_on_in_a_new_one(
+    tracker, runs_dir, tmp_path, request, how, caplog
+):
+    """Which is told all that was logged: its database is gone or elsewhere, or it was deleted."""
+    folder, config = runs_dir / request.node.name, config_in(runs_dir)
+    tracker.log_iteration(record_of(1, **{"reward/mean": 0.1}))
+    tracker.log_evaluation("before", REPORT)
+    tracker.finish("KILLED")
+    if how == "run":
+        MlflowClient(tracker.uri).delete_run(tracker.mlflow_run_id)
+    else:
+        config = config_in(runs_dir, mlflow_uri=f"sqlite:///{tmp_path / 'other.db'}")
+    if how == "folder":
+        shutil.rmtree(folder / "tracking")
+    again = Tracker.resume(config, folder, tracker.mlflow_run_id)
+    assert f"does not have the run that {folder} began there" in caplog.text
+    if how == "folder":  # whoever resumes it logs what the run's folder has
+        again.log_iteration(record_of(1, **{"reward/mean": 0.1}))
+        again.log_evaluation("before", REPORT)
+    again.log_iteration(record_of(2, **{"reward/mean": 0.2}))
+    again.finish("FINISHED")
+    assert again.mlflow_run_id != tracker.mlflow_run_id
+    assert history_of(again, "reward/mean") == [(1, 0.1), (2, 0.2)]
+    assert len(nested_runs(again)) == 1
+    run = run_of(again)
+    assert (run.info.run_name, run.info.status) == (folder.name, "FINISHED")
+    assert Tracker.resume(config, folder).mlflow_run_id == again.mlflow_run_id, "it stays the run"
 
 
 def test_a_server_that_cannot_be_reached_is_a_config_error(tmp_path, monkeypatch):
