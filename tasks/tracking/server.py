@@ -28,6 +28,8 @@ DATABASE_OF_RUNS: Final = "mlflow.db"  # in the folder of all runs
 KEY_OF_VIEW: Final = "viewStateShareKey"
 """Of MLflow's addresses."""
 
+AUTOFLUSH: Final = "(raised as a result of Query-invoked autoflush"
+
 MlflowError = (MlflowException, RequestException, SQLAlchemyError)
 """What a call of MLflow raises if it is not taken."""
 
@@ -119,5 +121,9 @@ def is_refusal(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what a person needs of an error, without what is secret in addresses."""
-    return redacted(str(error).strip().partition("\n")[0]) or type(error).__name__
+    """Return what a person needs of an error, without what is secret in addresses.
+
+    SQLAlchemy begins with when it wrote, where that was not asked for, as on a full disk.
+    """
+    lines = [line for line in str(error).strip().splitlines() if AUTOFLUSH not in line]
+    return redacted(lines[0] if lines else "") or type(error).__name__

@@ -1,12 +1,15 @@
 """What a run logs reaches MLflow, whatever fails for a while."""
 
 import errno
+import sqlite3
 from threading import Event
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from tasks.tracking import sender
 from tasks.tracking.sender import Sender
+from tasks.tracking.server import first_line
 from tasks.tracking.spool import RunOfSpool, Spool
 
 RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="r", name="run")
@@ -46,3 +49,13 @@ def test_a_disk_that_fails_for_a_while_does_not_end_it(tmp_path, monkeypatch, ca
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"what run logs is kept in {tmp_path / 'tracking'}, and that cannot be")
     assert said.endswith("Stale file handle")
+
+
+def test_the_reason_is_that_of_the_database_where_sqlalchemy_says_first_when_it_wrote():
+    full = sqlite3.OperationalError("database or disk is full")
+    error = OperationalError("INSERT INTO metrics", {}, full)
+    error.add_detail(
+        "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush "
+        "block if this flush is occurring prematurely)"
+    )
+    assert first_line(error) == "(sqlite3.OperationalError) database or disk is full"
