@@ -16,7 +16,14 @@ from deployments.views.terminal import FOLDED, borderless, plain
 from digen_core.config.checkpoint import EVALUATION
 from digen_core.errors import UserError
 from digen_core.inputs.text import printable
-from digen_core.maths.statistics import WINS, Change, error_of, unpaired_change, with_error
+from digen_core.maths.statistics import (
+    PROMPT_WINS,
+    WINS,
+    Change,
+    error_of,
+    unpaired_change,
+    with_error,
+)
 from digen_core.records import Wins
 from digen_core.trace.charts import MARKERS, NUM_LOOKS, draw_band, look_of, verbatim
 from digen_core.trace.page import png_of
@@ -219,6 +226,8 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
             spread = [errors.get(step, 0.0) for step in steps]
             draw_band(axes, steps, values, spread, colour)
     axes.set_title(verbatim(name), loc="left", fontsize=10)
+    of_versions = name.startswith(("evaluation/", WINS, PROMPT_WINS))
+    axes.set_xlabel("policy version" if of_versions else "iteration", fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

@@ -125,6 +125,15 @@ def test_no_two_curves_of_many_runs_look_alike():
     assert len(looks) == len(runs)
 
 
+def test_curves_say_what_they_are_over():
+    """Versions and iterations are other numbers, as with several updates an iteration."""
+    names = ["evaluation/reward", "wins/evaluation/reward", "reward/mean"]
+    metrics = {name: [(0, 1.0), (4, 2.0)] for name in names}
+    figure = draw_curves([RunData("a", {}, {}, metrics, None)], names)
+    over = [axes.get_xlabel() for axes in figure.axes]
+    assert over == ["policy version", "policy version", "iteration"]
+
+
 def test_curves_are_written_whole_or_not_at_all(runs, tmp_path, capsys):
     arguments = [str(runs / "slow"), str(runs / "fast"), "--out", str(tmp_path)]
     with small_disk(4096):
