@@ -1,6 +1,7 @@
 import json
 import logging
 import platform
+import re
 import shutil
 import sqlite3
 import time
@@ -17,6 +18,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from support.mlflow_server import free_port
+from support.paths import ROOT
 from tasks.tracking import Tracker, sender
 from tasks.tracking.environment import read_environment
 from tasks.tracking.opening import flatten
@@ -474,6 +476,24 @@ def test_a_run_that_mlflow_has_no_more_goes_on_in_a_new_one(
     run = run_of(again)
     assert (run.info.run_name, run.info.status) == (folder.name, "FINISHED")
     assert Tracker.resume(config, folder).mlflow_run_id == again.mlflow_run_id, "it stays the run"
+
+
+def test_a_run_is_removed_as_the_page_says(tracker, request):
+    page = (ROOT / "docs/tracking.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page.partition("## Remove runs")[2], re.DOTALL)
+    tracker.log_evaluation("before", REPORT)
+    tracker.finish("FINISHED")
+    client = MlflowClient(tracker.uri)
+    model = client.create_logged_model(tracker.experiment_id, source_run_id=tracker.mlflow_run_id)
+    client.create_registered_model("removed")
+    client.create_model_version("removed", model.artifact_location, tracker.mlflow_run_id)
+    script = script.replace("sqlite:///runs/mlflow.db", tracker.uri)
+    exec(script.replace("shapes-20260101-120000", request.node.name), {})
+    assert run_of(tracker).info.lifecycle_stage == "deleted"
+    assert nested_runs(tracker) == {}
+    assert not client.search_model_versions("name = 'removed'")
+    of_run = f"source_run_id = '{tracker.mlflow_run_id}'"
+    assert not client.search_logged_models([tracker.experiment_id], of_run)
 
 
 def test_a_server_that_cannot_be_reached_is_a_config_error(tmp_path, monkeypatch):
