@@ -284,7 +284,8 @@ def _saying_how_to_resume(run: RunContext) -> Iterator[None]:
         if isinstance(error, Exception):
             error.add_note(f"{after}; {how}")
         else:
-            warn(f"terminated {after}; {how}")
+            error.add_note(f"terminated {after}; {how}")
+            warn(error.__notes__[-1])
         raise
 
 
@@ -295,8 +296,9 @@ def _ended_in(tracker: Tracker) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-            tracker.finish("KILLED" if is_stop(error) else "FAILED", text)
+            notes = getattr(error, "__notes__", [])  # of a signal they say all
+            said = [] if is_stop(error) and notes else [f"{type(error).__name__}: {error}"]
+            tracker.finish("KILLED" if is_stop(error) else "FAILED", "; ".join([*said, *notes]))
             raise
         tracker.finish("FINISHED")
 

@@ -1,5 +1,6 @@
 """What a run says of itself when something is wrong that it can live with."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,3 +126,24 @@ def test_who_stops_a_run_is_told_how_to_go_on(monkeypatch):
     assert stopped_by(suspended) is suspended  # Prefect goes on with it
     assert not hasattr(stopped_by(UserError("wrong")), "__notes__")  # its folder goes
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (SystemExit(143), "KILLED", "terminated {}"),
+        (KeyboardInterrupt(), "KILLED", "RunCancelledError: stopped by Ctrl-C or digen cancel {}"),
+        (ValueError("odd"), "FAILED", "ValueError: odd; {}"),
+    ],
+    ids=repr,
+)
+def test_mlflow_is_told_how_a_run_ended_and_how_to_go_on(monkeypatch, error, status, told):
+    monkeypatch.setattr(launch, "warn", lambda text: None)
+    finished = []
+    tracker = SimpleNamespace(finish=lambda *arguments: finished.append(arguments))
+    run = run_context(Path("runs/x"))
+    run.progress.kept(Path("runs/x/checkpoints/v0004"), 4)
+    with suppress(BaseException), launch._ended_in(tracker), launch._saying_how_to_resume(run):
+        raise error
+    how = "after iteration 4; resume it with: digen train --resume runs/x"
+    assert finished == [(status, told.format(how))]
