@@ -284,8 +284,9 @@ def _saying_how_to_resume(run: RunContext) -> Iterator[None]:
         if isinstance(error, Exception):
             error.add_note(f"{after}; {how}")
         else:
-            error.add_note(f"terminated {after}; {how}")
-            warn(error.__notes__[-1])
+            text = f"terminated {after}; {how}"
+            error.add_note(text)
+            warn(text)
         raise
 
 
