@@ -48,8 +48,7 @@ def test_a_second_interrupt_ends_it_at_once(stopping, monkeypatch):
 
 HUNG_UP = """
 import signal, sys
-if sys.argv[1:]:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1:] else signal.SIG_DFL)
 from deployments.stopping import install
 install()
 try:
