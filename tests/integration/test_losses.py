@@ -23,7 +23,7 @@ from support.layout_runs import RELATIVE
 from support.pull_functions import answer_late, reach_nobody
 from support.runs import distance, initial, merged, only_run, reference
 from support.started import room_of, started_workers
-from support.stories import Story, signal_to
+from support.stories import Addition, Story, signal_to
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,9 @@ def event_of(kind: type, iteration: int) -> Callable[[object], bool]:
         return isinstance(what, kind) and getattr(about, "iteration", None) == iteration
 
     return is_it
+
+
+FIRST_BATCH = event_of(p.BatchGenerated, 0)
 
 
 def operation(*values: object):
@@ -531,40 +534,10 @@ def test_a_task_that_hangs_is_given_to_others(live, tmp_path, monkeypatch):
     assert story.said("has been at 'score", "left:")
 
 
-class Addition(Story):
-    """A worker comes; the run is held while it loads the model, however long that takes."""
-
-    def __init__(self, resources=None):
-        super().__init__(event_of(p.BatchGenerated, 0), self.add)
-        self.resources = resources or {"rollout": 1}
-        self.nannies = []  # keeps it alive
-
-    def add(self, story: Story) -> None:
-        from distributed import Nanny
-
-        from tasks.cluster.cluster import worker_process
-
-        options = worker_process(self.resources)["options"]
-
-        async def start():
-            self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))
-
-        self.run_context.client.sync(start)
-
-    def see(self, what: object) -> None:
-        super().see(what)
-        if self.nannies and "rollout-9" in self.run_context.fleet.joining:
-            self.hold(self.run_context.fleet.joining["rollout-9"])
-
-    def hold(self, newcomer) -> None:
-        newcomer.thread.join(200)
-        assert not newcomer.thread.is_alive(), "the worker was not made ready"
-
-
 @pytest.mark.operation
 def test_a_worker_is_added(live):
     """It loads, gets the version, and works from the next iteration on at the latest."""
-    story = Addition()
+    story = Addition(FIRST_BATCH)
     live(story, num_iterations=8)
     assert story.said("worker rollout-9 has joined")
     joined = next(own for own in story.records if own.metrics["workers/joined"])
@@ -584,7 +557,7 @@ class Unreached(Addition):
 
 @pytest.mark.operation
 def test_a_worker_that_comes_and_can_load_no_version_is_left_out(live):
-    story = Unreached()
+    story = Unreached(FIRST_BATCH)
     live(story, num_iterations=8)
     assert story.said("worker rollout-9", "could not join", "cannot be pushed", "does not answer")
     assert (story.run_context.fleet.num_left, story.run_context.fleet.num_lost) == (1, 0)
@@ -615,7 +588,7 @@ def test_a_limit_that_is_reached_while_a_worker_joins_costs_no_iteration(
     from flows.post_train import post_train
     from flows.runtime.observers import listening, watching
 
-    story = Late()
+    story = Late(FIRST_BATCH)
     follow(story)
     limit = {"max_cost": 1e5, "cluster.price_per_hour": {"cpu": 1.0}, "num_iterations": 8}
     config = RunConfig.model_validate(merged(tree, {**JOB, **limit}))
@@ -630,7 +603,7 @@ class Leaving(Story):
     """Workers are asked to leave; the run is slowed until they have."""
 
     def __init__(self, *names: str):
-        super().__init__(event_of(p.BatchGenerated, 0), self.ask)
+        super().__init__(FIRST_BATCH, self.ask)
         self.names = names
 
     def ask(self, story: Story) -> None:
@@ -688,7 +661,7 @@ def test_workers_leave(live, names, changes):
 @pytest.mark.operation
 def test_a_worker_turns_to_the_other_role(live):
     """The roles are planned again, as workers have come and training is what is waited for."""
-    story = Addition({"rollout": 1, "trainer": 1})
+    story = Addition(FIRST_BATCH, {"rollout": 1, "trainer": 1})
     changes = {"cluster__rollout_workers": 3, "cluster__trainer_workers": 1}
     live(story, num_iterations=12, schedule__layout="tsp", **changes)
     assert story.said("worker rollout-9 turns to the work of a trainer")
@@ -704,7 +677,7 @@ def test_a_worker_turns_to_the_other_role(live):
 def test_workers_turn_again_and_again(live, monkeypatch, layout):
     """In a layout with help a worker keeps its model, and loads a version that it holds already."""
     monkeypatch.setattr("flows.runtime.fleet.roles.GAIN", -99.0)
-    story = Addition({"rollout": 1, "trainer": 1})
+    story = Addition(FIRST_BATCH, {"rollout": 1, "trainer": 1})
     live(story, num_iterations=16, schedule__layout=layout)
     turned = [text for text in story.phases if text.startswith("worker rollout-9 turns to")]
     assert len(turned) >= 2
@@ -722,7 +695,7 @@ def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
             sleep(0.05)
 
     monkeypatch.setattr("flows.runtime.fleet.joining.load_models", load_for_ever)
-    story = Addition()
+    story = Addition(FIRST_BATCH)
     monkeypatch.setattr(story, "hold", newcomers.append)
     live(story, num_iterations=8)
     assert newcomers

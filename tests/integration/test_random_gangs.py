@@ -11,14 +11,11 @@ import pytest
 from digen_core.control.layout import LAYOUTS
 from support.gang_runs import SIZES, GangCase, cluster_of
 from support.layout_runs import run_case
-from support.random_settings import check_weights, draw, forget_algorithm, how
+from support.random_settings import SHARED, check_weights, draw, forget_algorithm, how
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 DEVICES = ("gang-0", "gang-1", "three", "single")
-TOKENS = {"parallel.context_parallel": 2}
-SHARDS = {"parallel.shard_weights": True}
-SHARED = ({}, TOKENS, SHARDS, TOKENS | SHARDS)
 STAGES = {"parallel.stages_by_size": [[1, 3], [1, 1, 2]]}
 """Of models with four blocks; others have as many stages as all gangs have members."""
 

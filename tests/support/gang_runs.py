@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from digen_core.control.layout import LAYOUTS
@@ -53,3 +53,21 @@ class GangCase(Case):
             return [device_of(name) for name in (self.rollout, *self.trainers)]
         made = [device_of(name, frozenset({"trainer"})) for name in self.trainers]
         return [device_of(self.rollout, frozenset({"rollout"})), *made]
+
+
+@dataclass(frozen=True)
+class GangsOfTwo(Case):
+    """A layout on gangs of two, which the run starts."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it changes in the config."""
+        gangs = {"cluster.rollout_gang": 2, "cluster.trainer_gang": 2}
+        return super().changes | gangs | self.settings
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those of single workers, of two members each."""
+        return [replace(device, size=2) for device in super().devices]

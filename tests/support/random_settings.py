@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, LayoutName
+from digen_core.data.prompts import prompts_with_steps
 from digen_core.errors import ConfigError
 from digen_core.gang.degrees import check_degree, check_stages
 from digen_core.inputs.weight_files import shapes_in_folder
@@ -19,6 +20,7 @@ from digen_core.models.image_size import read_settings
 from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.gangs import check_targets_of_stages
 from support.families import HEIGHT, OF_KIND, TOKENS, WIDTH, family_of, tolerance_of
+from support.gang_runs import GangsOfTwo
 from support.layout_runs import JOB, RELATIVE, Case
 from support.runs import TOLERANCE, distance, merged, reference, with_own_steps
 
@@ -120,6 +122,11 @@ ANY: Options = {
     "schedule.push": ["delta"],
     "schedule.max_staleness": [2],
 }
+DEALT = {"parallel.context_parallel": 2}
+SHARDS = {"parallel.shard_weights": True}
+SHARED: tuple[dict[str, Any], ...] = ({}, DEALT, SHARDS, DEALT | SHARDS)
+"""What members of a gang share, beside stages: with nothing set, rows."""
+
 EXPERTS: Options = {"model.train_experts": ["high", "low"]}
 """Of models that have two."""
 
@@ -140,7 +147,7 @@ def draw(
     seed: int,
     tree: dict[str, Any],
     folders: dict[str, str],
-    case_of: Callable[[Random], Case] | None = None,
+    case_of: Callable[[Random], Case],
 ) -> Drawn:
     """Return settings that a config takes.
 
@@ -148,7 +155,7 @@ def draw(
         seed: of what is drawn.
         tree: the config that is changed.
         folders: of tiny models, by name.
-        case_of: draws a layout and devices; None: single workers.
+        case_of: draws a layout and devices.
     """
     random = Random(seed)
     model = random.choice(MODELS)
@@ -157,7 +164,7 @@ def draw(
         own = with_own_steps(tree, OWN_STEPS)["prompts"]
         changes |= {f"prompts.{key}": own[key] for key in ("train", "steps_column")}
     while True:
-        case = (case_of or _case)(random)
+        case = case_of(random)
         algorithm, options = _algorithm(random)
         begun = {**changes, "rollout.num_steps": 5, "algorithm": algorithm}
         if is_valid(tree, case, begun):
@@ -230,7 +237,15 @@ def how(random: Random, layout: LayoutName) -> dict[str, Any]:
     }
 
 
-def _case(random: Random) -> Case:
+def gangs_of_two(random: Random) -> GangsOfTwo:
+    """Return a layout on gangs of two, which share their work in some way."""
+    layout = random.choice(list(LAYOUTS))
+    splits = [(2,)] if LAYOUTS[layout].colocated else [(1, 1), (1, 2), (2, 1)]
+    settings = random.choice([*SHARED, {"parallel.stages": 2}])
+    return GangsOfTwo(layout, random.choice(splits), settings=settings, **how(random, layout))
+
+
+def single_workers(random: Random) -> Case:
     """Return a layout on single workers."""
     layout = random.choice(list(LAYOUTS))
     splits = [(2,), (3,)] if LAYOUTS[layout].colocated else [(1, 2), (2, 1), (2, 2)]
@@ -254,6 +269,7 @@ def is_valid(tree: dict[str, Any], case: Case, changes: dict[str, Any]) -> bool:
         return False
     try:
         config = RunConfig.model_validate(merged(tree, deepcopy({**case.changes, **changes})))
+        prompts_with_steps(config)
         _check_gangs(config, {device.size for device in case.devices})
     except (ValidationError, ConfigError):
         return False

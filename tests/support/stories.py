@@ -3,9 +3,18 @@
 import os
 import signal
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
+from distributed import Nanny
+
+from digen_core.control import protocol as p
 from support.runs import Watch
+
+WORK = (
+    *(p.BatchGenerated, p.FragmentScored, p.PackTrained, p.GradientReduced),
+    *(p.Stepped, p.StateCopied, p.VersionLoaded),
+)
 
 
 class Story(Watch):
@@ -40,9 +49,45 @@ class Story(Watch):
         return pid
 
 
+class Addition(Story):
+    """A worker comes; the run is held while it loads the model, however long that takes."""
+
+    def __init__(
+        self, when: Callable[[object], bool], resources: dict[str, int] | None = None
+    ) -> None:
+        super().__init__(when, self.add)
+        self.resources = resources or {"rollout": 1}
+        self.nannies: list[Nanny] = []  # keeps it alive
+
+    def add(self, story: Story) -> None:
+        from tasks.cluster.cluster import worker_process
+
+        options = worker_process(self.resources)["options"]
+
+        async def start() -> None:
+            self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))
+
+        self.run_context.client.sync(start)
+
+    def see(self, what: object) -> None:
+        super().see(what)
+        if self.nannies and "rollout-9" in self.run_context.fleet.joining:
+            self.hold(self.run_context.fleet.joining["rollout-9"])
+
+    def hold(self, newcomer: Any) -> None:
+        newcomer.thread.join(200)
+        assert not newcomer.thread.is_alive(), "the worker was not made ready"
+
+
 def signal_to(*names: str, number: int = signal.SIGKILL) -> Callable[[Story], None]:
     def send(story: Story) -> None:
         for pid in [story.pid_of(name) for name in names]:
             os.kill(pid, number)
 
     return send
+
+
+def nth_of_work(place: int) -> Callable[[object], bool]:
+    """Return what is true at an event of a run's work, as they are counted."""
+    counter = count(1)
+    return lambda what: isinstance(what, WORK) and next(counter) == place
