@@ -658,9 +658,20 @@ def test_workers_leave(live, names, changes):
     assert len(scored) == len(set(scored)) == 8 * 3 * 2 + num_groups
 
 
+@pytest.fixture
+def looked_at_often(monkeypatch):
+    """The cluster of a run, whose iterations take less than the time between two looks at it."""
+    monkeypatch.setattr("flows.runtime.fleet.watch.LOOK_SECONDS", 0.3)
+
+
 @pytest.mark.operation
-def test_a_worker_turns_to_the_other_role(live):
+def test_a_worker_turns_to_the_other_role(live, looked_at_often, monkeypatch):
     """The roles are planned again, as workers have come and training is what is waited for."""
+
+    def seconds_of_trainers(devices, *rest):
+        return 1.0 / sum("trainer" in device.roles for device in devices)
+
+    monkeypatch.setattr("flows.runtime.fleet.roles.predicted_seconds", seconds_of_trainers)
     story = Addition(FIRST_BATCH, {"rollout": 1, "trainer": 1})
     changes = {"cluster__rollout_workers": 3, "cluster__trainer_workers": 1}
     live(story, num_iterations=12, schedule__layout="tsp", **changes)
@@ -674,7 +685,7 @@ def test_a_worker_turns_to_the_other_role(live):
 
 @pytest.mark.operation
 @pytest.mark.parametrize("layout", ["elastic", "gap"])
-def test_workers_turn_again_and_again(live, monkeypatch, layout):
+def test_workers_turn_again_and_again(live, looked_at_often, monkeypatch, layout):
     """In a layout with help a worker keeps its model, and loads a version that it holds already."""
     monkeypatch.setattr("flows.runtime.fleet.roles.GAIN", -99.0)
     story = Addition(FIRST_BATCH, {"rollout": 1, "trainer": 1})
@@ -702,7 +713,8 @@ def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
     assert not newcomers[0].thread.is_alive()
     assert not story.said("rollout-9")
     with get_client(sync_client=True) as client:
-        found = [run for run in client.read_flow_runs() if run.name.endswith("-join-rollout-9")]
+        name = f"{story.run_context.run_id}-join-rollout-9"
+        found = [run for run in client.read_flow_runs() if run.name == name]
     told = "the worker was lost, or the run has ended"
     assert [(run.state_name, run.state.message) for run in found] == [("Cancelled", told)]
     assert "Traceback" not in caplog.text
