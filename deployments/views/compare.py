@@ -32,7 +32,7 @@ from tasks.tracking.history import RunData
 from tasks.views.display import sparkline, verdict_in_short, wins_text
 
 MISSING: Final = "-"
-SHOWN: Final = ("evaluation/", WINS, "reward/", "train/", "throughput/", "time/iteration_seconds")
+SHOWN: Final = (EVALUATION, WINS, "reward/", "train/", "throughput/", "time/iteration_seconds")
 """What the names of metrics begin with that are shown where none are asked for."""
 SPARK_WIDTH: Final = 16
 COLUMNS: Final = 3
@@ -226,7 +226,7 @@ def _draw(axes: Axes, runs: Sequence[RunData], name: str) -> None:
             spread = [errors.get(step, 0.0) for step in steps]
             draw_band(axes, steps, values, spread, colour)
     axes.set_title(verbatim(name), loc="left", fontsize=10)
-    of_versions = name.startswith(("evaluation/", WINS, PROMPT_WINS))
+    of_versions = name.startswith((EVALUATION, WINS, PROMPT_WINS))
     axes.set_xlabel("policy version" if of_versions else "iteration", fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=8)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from digen_core.config.run import RunConfig
-from support.gang_runs import GangCase, cluster_of, device_of
+from support.gang_runs import SHARDS, TOKENS, GangCase, cluster_of, device_of
 from support.given import write_samples
 from support.gpu import require_gpus
 from support.layout_runs import (
@@ -21,8 +21,6 @@ from support.runs import merged
 pytestmark = pytest.mark.slow
 
 ALL_WEIGHTS = {"train.lora": None}
-TOKENS = {"parallel.context_parallel": 2}
-SHARDS = {"parallel.shard_weights": True}
 DELTAS = {"schedule.push": "delta"}
 KL = {"algorithm.kl_coefficient": 0.1}
 GENERATED = KL | {"schedule.reference": "generation"}

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from digen_core.control.layout import LAYOUTS
-from support.gang_runs import SIZES, GangCase, cluster_of
+from support.gang_runs import SHARED, SIZES, GangCase, cluster_of
 from support.layout_runs import run_case
-from support.random_settings import SHARED, check_weights, draw, forget_algorithm, how
+from support.random_settings import check_weights, draw, forget_algorithm, how, noting
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -50,9 +50,6 @@ def draw_case(random: Random) -> GangCase:
 def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, address, monkeypatch):
     forget_algorithm(monkeypatch)
     drawn = draw(seed, tree, tiny_families, draw_case)
-    try:
+    with noting(drawn, drawn.case.changes):
         run = run_case(drawn.case, tree, address, monkeypatch, **deepcopy(drawn.changes))
         check_weights(drawn, run.config, run.folder)
-    except Exception as error:
-        error.add_note(f"{drawn}, {drawn.case.changes}")
-        raise

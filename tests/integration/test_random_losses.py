@@ -4,14 +4,18 @@ Devices are single workers, or gangs of two, of which one is enough to lose the 
 """
 
 import signal
-from copy import deepcopy
 from random import Random
 
 import pytest
 
-from digen_core.config.run import RunConfig
-from support.random_settings import check_weights, draw, gangs_of_two, single_workers, workers_of
-from support.runs import merged, only_run
+from support.random_settings import (
+    draw,
+    gangs_of_two,
+    noting,
+    single_workers,
+    train_through,
+    workers_of,
+)
 from support.stories import Story, nth_of_work, signal_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -30,25 +34,13 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 def test_weights_are_those_of_the_serial_loop(
     seed, case_of, tree, tiny_families, prefect_backend, follow
 ):
-    from flows.post_train import post_train
-    from flows.runtime.observers import listening, watching
-
     drawn, random = draw(seed, tree, tiny_families, case_of), Random(seed)
-    cluster, names = workers_of(drawn.case)
+    names = workers_of(drawn.case)[1]
     if case_of is gangs_of_two:
         names += [f"{name}.1" for name in names]
     name, place = random.choice(names), random.randrange(3, MOST)
     number = random.choice(SIGNALS)
     story = Story(nth_of_work(place), signal_to(name, number=number))
     follow(story)
-    settings = {**drawn.case.changes, **drawn.changes, **cluster}
-    settings |= {"evaluation.samples_per_prompt": 1, "cluster.heartbeat_timeout": 5}
-    config = RunConfig.model_validate(merged(tree, deepcopy(settings)))
-    try:
-        with watching(story), listening(story.see):
-            post_train(config)
-        assert story.is_done, "nobody was lost"
-        check_weights(drawn, config, only_run(tree))
-    except Exception as error:
-        error.add_note(f"{drawn}; {name} gets {number.name} at event {place}")
-        raise
+    with noting(drawn, name, number.name, place):
+        train_through(story, drawn, tree)

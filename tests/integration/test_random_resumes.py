@@ -15,6 +15,7 @@ from support.random_settings import (
     draw,
     gangs_of_two,
     is_valid,
+    noting,
     single_workers,
     workers_of,
 )
@@ -43,12 +44,9 @@ def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, prefect
         changes = {**case.changes, **workers_of(case)[0], **drawn.changes}
         return RunConfig.model_validate(merged(tree, deepcopy(changes)))
 
-    try:
+    with noting(drawn, second):
         stop_before_checkpoint(2, config_of(first))
         folder = only_run(tree)
         config = config_of(second)
         post_train(config, str(folder))
         check_weights(drawn, config, folder)
-    except Exception as error:
-        error.add_note(f"{drawn}, then {second}")
-        raise

@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 
-from support.random_settings import check_weights, draw, forget_algorithm, single_workers
+from support.random_settings import check_weights, draw, forget_algorithm, noting, single_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -16,9 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, run_layout, monkeypatch):
     forget_algorithm(monkeypatch)
     drawn = draw(seed, tree, tiny_families, single_workers)
-    try:
+    with noting(drawn):
         run = run_layout(drawn.case, **deepcopy(drawn.changes))
         check_weights(drawn, run.config, run.folder)
-    except Exception as error:
-        error.add_note(str(drawn))
-        raise

@@ -9,6 +9,11 @@ from digen_core.control.layout import LAYOUTS
 from digen_core.control.protocol import Device, Role
 from support.layout_runs import BOTH, Case
 
+TOKENS = {"parallel.context_parallel": 2}
+SHARDS = {"parallel.shard_weights": True}
+SHARED: tuple[dict[str, Any], ...] = ({}, TOKENS, SHARDS, TOKENS | SHARDS)
+"""What members of a gang share, beside stages: with nothing set, rows."""
+
 SIZES = {"gang-0": 2, "gang-1": 2, "two": 2, "three": 3, "room": 2, "single": 1}
 """Members of the devices that cases name."""
 

@@ -1,6 +1,7 @@
 """Settings at random, as many as go together, of a small job under a random layout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ from digen_core.models.image_size import read_settings
 from digen_core.planning.model_settings import settings_folder
 from digen_core.preflight.gangs import check_targets_of_stages
 from support.families import HEIGHT, OF_KIND, TOKENS, WIDTH, family_of, tolerance_of
-from support.gang_runs import GangsOfTwo
+from support.gang_runs import SHARED, GangsOfTwo
 from support.layout_runs import JOB, RELATIVE, Case
-from support.runs import TOLERANCE, distance, merged, reference, with_own_steps
+from support.runs import TOLERANCE, distance, merged, only_run, reference, with_own_steps
+from support.stories import Story
 
 Options = dict[str, list[Any]]
 """By key of the config, values that are drawn from."""
@@ -122,11 +124,6 @@ ANY: Options = {
     "schedule.push": ["delta"],
     "schedule.max_staleness": [2],
 }
-DEALT = {"parallel.context_parallel": 2}
-SHARDS = {"parallel.shard_weights": True}
-SHARED: tuple[dict[str, Any], ...] = ({}, DEALT, SHARDS, DEALT | SHARDS)
-"""What members of a gang share, beside stages: with nothing set, rows."""
-
 EXPERTS: Options = {"model.train_experts": ["high", "low"]}
 """Of models that have two."""
 
@@ -181,6 +178,30 @@ def forget_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the job's algorithm away: its keys come before the one drawn, which replaces all."""
     for key in [key for key in JOB if key.startswith("algorithm.")]:
         monkeypatch.delitem(JOB, key)
+
+
+@contextmanager
+def noting(*what: object) -> Iterator[None]:
+    """Say, if the body fails, what was drawn."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note("; ".join(map(str, what)))
+        raise
+
+
+def train_through(story: Story, drawn: Drawn, tree: dict[str, Any]) -> None:
+    """Run what was drawn, on workers of its own, through a story, and compare its weights."""
+    from flows.post_train import post_train
+    from flows.runtime.observers import listening, watching
+
+    settings = {**drawn.case.changes, **drawn.changes, **workers_of(drawn.case)[0]}
+    settings |= {"evaluation.samples_per_prompt": 1, "cluster.heartbeat_timeout": 5}
+    config = RunConfig.model_validate(merged(tree, deepcopy(settings)))
+    with watching(story), listening(story.see):
+        post_train(config)
+    assert story.is_done, "nothing was done to the run"
+    check_weights(drawn, config, only_run(tree))
 
 
 def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
