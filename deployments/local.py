@@ -80,7 +80,7 @@ def run_evaluation(run_dir: Path, asked: Judging, warn: Callable[[str], None]) -
     check_judged(config, run_dir, asked)  # refused before anything starts
     probe_before_start(config, warn, is_evaluation=True)
     mlflow_of_environment()
-    with orchestrated(config) as view:
+    with orchestrated(config, evaluated=run_dir) as view:
         from flows.evaluate_run import evaluate_run
         from flows.runtime.observers import watching
 
@@ -164,15 +164,22 @@ def pause_run(run_dir: Path, flow_run_id: str, off: bool) -> None:
 
 
 @contextmanager
-def orchestrated(config: RunConfig) -> "Iterator[LiveView]":
-    """Run the body with a Prefect server and a live view, and turn errors into one line."""
+def orchestrated(config: RunConfig, evaluated: Path | None = None) -> "Iterator[LiveView]":
+    """Run the body with a Prefect server and a live view, and turn errors into one line.
+
+    Args:
+        config: of the run.
+        evaluated: folder of the run that is only evaluated; None: it is trained.
+    """
     from deployments.views.live_view import LiveView
     from tasks.cluster.start_method import import_ahead
 
     require_not_imported()
     apply_settings()
     logging.raiseExceptions = False  # that a server is away is said once, not for each line of logs
-    with failures_in_one_line(), LiveView(config, config.name) as view:
+    name = evaluated.resolve().name if evaluated else config.name
+    view = LiveView(config, name, trains=evaluated is None)
+    with failures_in_one_line(), view:
         view.on_phase("starting Prefect")
         if config.cluster.address is None:
             import_ahead(config.cluster.threads_per_worker)

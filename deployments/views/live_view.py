@@ -52,8 +52,23 @@ class LiveView:
     Where the console is not a terminal (a pipe, CI), each event is one line of plain ASCII.
     """
 
-    def __init__(self, config: RunConfig, run_id: str, console: Console | None = None) -> None:
-        self._progress = Progress(config)
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        console: Console | None = None,
+        *,
+        trains: bool = True,
+    ) -> None:
+        """Prepare the view.
+
+        Args:
+            config: of the run.
+            run_id: shown as its name.
+            console: that is written to, if not stdout.
+            trains: or the run is only evaluated.
+        """
+        self._progress = Progress(config, trains=trains)
         self._run_id = run_id
         self._console = console or Output()
         self._is_live = self._console.is_interactive
@@ -72,9 +87,11 @@ class LiveView:
             )
             self._cleanup.enter_context(_logs_above_the_page())
             self._cleanup.enter_context(live)
-        else:
+        elif self._progress.trains:
             total = self._progress.config.num_iterations
             self._say(f"run {self._run_id}, {number_of(total, 'iteration')}")
+        else:
+            self._say(f"evaluation of run {self._run_id}")
         return self
 
     def __exit__(

@@ -122,18 +122,19 @@ def share_lines(wanted: Sequence[int], room: int) -> list[int]:
 
 def _bar(progress: Progress) -> list[RenderableType]:
     """Return how far the run is, and what it is at."""
-    total, left = progress.config.num_iterations, progress.seconds_left
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(
-        Text(
-            f"{progress.num_finished} of {number_of(total, 'iteration')}",
-            style="bold",
-            no_wrap=True,
-        ),
-        ProgressBar(total=total, completed=progress.num_finished, width=BAR_WIDTH),
-        f"{duration(progress.elapsed_seconds)} elapsed",
-        "" if left is None else f"{duration(left)} left",
-    )
+    elapsed = f"{duration(progress.elapsed_seconds)} elapsed"
+    if progress.trains:
+        total, left = progress.config.num_iterations, progress.seconds_left
+        count = f"{progress.num_finished} of {number_of(total, 'iteration')}"
+        grid.add_row(
+            Text(count, style="bold", no_wrap=True),
+            ProgressBar(total=total, completed=progress.num_finished, width=BAR_WIDTH),
+            elapsed,
+            "" if left is None else f"{duration(left)} left",
+        )
+    else:
+        grid.add_row(Text("evaluation", style="bold"), elapsed)
     phase = Text(progress.phase, style="dim", no_wrap=True, overflow="ellipsis")
     if not progress.steps:
         return [grid, phase]

@@ -53,6 +53,7 @@ class Progress:
     """How far a run is, as an observer of its events knows it."""
 
     config: RunConfig
+    trains: bool = True  # else it is an evaluation of its own, which has no iterations
     phase: str = "starting"
     num_steps: int = 0  # of the phase that are done
     steps: int = 0  # of the phase; 0: it has none that are counted

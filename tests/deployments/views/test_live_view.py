@@ -157,6 +157,18 @@ def test_without_a_terminal_each_event_is_one_ascii_line():
     ]
 
 
+def test_an_evaluation_shows_no_iterations():
+    with LiveView(CONFIG, "shapes-1", terminal(), trains=False) as view:
+        page = page_of(view)
+    assert "elapsed" in line_with(page, "evaluation")
+    assert "iteration" not in page
+    console = Console(file=io.StringIO())
+    with LiveView(CONFIG, "shapes-1", console, trains=False) as view:
+        view.on_phase("starting a worker")
+    lines = [line.split("  ")[-1] for line in console.file.getvalue().splitlines()]
+    assert lines == ["evaluation of run shapes-1", "starting a worker", "finished"]
+
+
 @pytest.mark.parametrize("force_terminal", [True, False])
 @pytest.mark.parametrize(
     ("error", "word"),
