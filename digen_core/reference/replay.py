@@ -41,6 +41,9 @@ MAY_CHANGE: Final = re.compile(
 )
 """Keys that a replay may set: what is learnt from the samples, and where."""
 
+ASKED_AGAIN: Final = {"schedule.reference": "training"}
+"""Replays ask the reference policy themselves: what generation asked it is not kept."""
+
 
 @dataclass(frozen=True)
 class KeptIteration:
@@ -78,7 +81,7 @@ def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     Raises:
         UserError: the folder is no run's, or a key is wrong or about the samples.
     """
-    config = config_of_run(run_dir, overrides)
+    config = config_of_run(run_dir, {**overrides, **ASKED_AGAIN})
     for key in overrides:
         if not MAY_CHANGE.fullmatch(key):
             raise UserError(
