@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from digen_core.config.model import Attention, ModelConfig
 from digen_core.errors import ConfigError
-from digen_core.maths.tensors import TORCH_DTYPES
 from digen_core.models.policy import Policy
 
 _BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
@@ -21,8 +20,13 @@ _BACKENDS: Final[dict[Attention, AttentionBackendName]] = {
     "flash": AttentionBackendName.FLASH,
 }
 
-_CUDA: Final = ("cudnn", "flash")
-_HALF: Final = ("cudnn", "flash", "native_flash")
+_CUDA: Final = ("cudnn", "efficient", "flash")
+_HALF: Final = ("bfloat16", "float16")
+_DTYPES: Final[dict[Attention, tuple[str, ...]]] = {
+    **dict.fromkeys(("cudnn", "flash", "native_flash"), _HALF),
+    "efficient": (*_HALF, "float32"),
+}
+"""What kernels take on CUDA that do not take all."""
 
 
 def set_attention(policy: Policy, config: ModelConfig) -> None:
@@ -39,11 +43,11 @@ def set_attention(policy: Policy, config: ModelConfig) -> None:
             f"model.attention is {config.attention!r}, which needs a CUDA device, but model.device "
             f"is {policy.device.type!r} here; use native"
         )
-    is_half = TORCH_DTYPES[config.dtype].itemsize == 2
-    if config.attention in _HALF and policy.device.type == "cuda" and not is_half:
+    dtypes = _DTYPES.get(config.attention, (config.dtype,))
+    if policy.device.type == "cuda" and config.dtype not in dtypes:
         raise ConfigError(
-            f"model.attention is {config.attention!r}, which takes half precision on CUDA, but "
-            f"model.dtype is {config.dtype!r}; use bfloat16, or native"
+            f"model.attention is {config.attention!r}, which takes {' or '.join(dtypes)} on CUDA, "
+            f"but model.dtype is {config.dtype!r}; use bfloat16, or native"
         )
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # its own backend below enables it again
     if config.attention == "cudnn":

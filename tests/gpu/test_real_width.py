@@ -281,7 +281,7 @@ def test_kernels_of_attention_agree(place):
             with torch.no_grad():
                 generated = velocity(policy)
             found[kernel] = generated, gradients(policy)
-        except (ConfigError, RuntimeError):
+        except ConfigError:
             assert kernel == "flash" or place.device == "cpu", kernel
     assert ({"native", "math"} if place.device == "cpu" else kernels - {"flash"}) & kernels <= {
         *found

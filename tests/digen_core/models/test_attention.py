@@ -42,11 +42,11 @@ def test_a_models_kernel_is_no_other_models(tiny_families):
     """A GPU's kernel, left as the default of the process, would fail a later model on the CPU."""
     before = _AttentionBackendRegistry.get_active_backend()
     policy = load_tiny(tiny_families["flux"], "flux", "float64")
-    set_attention(policy, policy.config.model_copy(update={"attention": "efficient"}))
+    set_attention(policy, policy.config.model_copy(update={"attention": "native_flash"}))
     assert _AttentionBackendRegistry.get_active_backend() == before
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+@pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
 def test_a_kernel_for_cuda_is_refused_elsewhere(tiny_families, kernel):
     policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
     with pytest.raises(ConfigError, match=f"model.attention is '{kernel}', which needs a CUDA"):
@@ -69,11 +69,20 @@ def test_a_kernel_that_a_family_cannot_have_is_refused(family, kernel):
         ModelConfig(family=family, path="somewhere", attention=kernel)
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "flash", "native_flash"])
-def test_a_kernel_for_half_precision_is_refused_with_float32_on_cuda(tiny_families, kernel):
-    policy = load_tiny(tiny_families["flux"], "flux", attention=kernel)
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "takes"),
+    [
+        *((kernel, "float32", "bfloat16 or float16") for kernel in ("cudnn", "flash")),
+        ("native_flash", "float32", "bfloat16 or float16"),
+        ("efficient", "float64", "bfloat16 or float16 or float32"),
+    ],
+)
+def test_a_kernel_is_refused_with_a_dtype_that_it_does_not_take_on_cuda(
+    tiny_families, kernel, dtype, takes
+):
+    policy = load_tiny(tiny_families["flux"], "flux", dtype, attention=kernel)
     policy.device = torch.device("cuda")  # by name
-    with pytest.raises(ConfigError, match=r"takes half precision on CUDA, but model\.dtype"):
+    with pytest.raises(ConfigError, match=rf"takes {takes} on CUDA, but model\.dtype is '{dtype}'"):
         set_attention(policy, policy.config)
 
 
