@@ -129,6 +129,9 @@ def check_weights(drawn: Drawn, config: RunConfig, folder: Path) -> None:
 
     rows = read_samples(folder / "samples").to_pylist()
     versions = {(row["iteration"], row["group"]): row["policy_version"] for row in rows}
+    for (iteration, group), version in list(versions.items()):
+        if config.rollout.screens(group):  # candidates with rows, of which no samples were chosen
+            versions[iteration, group + config.rollout.prompts_per_iteration] = version
     serial = reference(config, version_of=lambda *group: versions[group])
     state = last_state(folder)
     bound = max(TOLERANCE[config.model.dtype], tolerance_of(drawn.model))
