@@ -38,7 +38,7 @@ def test_the_terminal_is_told_what_an_evaluation_warns_of(tmp_path, monkeypatch)
     monkeypatch.setattr(local, "judged_config", lambda *_: RunConfig())
     for check in ("run.check_judged", "reward_probe.probe_before_start"):
         monkeypatch.setattr(f"digen_core.preflight.{check}", lambda *_, **__: None)
-    monkeypatch.setattr(local, "orchestrated", lambda config: nullcontext(terminal))
+    monkeypatch.setattr(local, "orchestrated", lambda config, evaluated: nullcontext(terminal))
     told = Told(lambda *_: warn("a prompt is cut"))
     monkeypatch.setattr("flows.evaluate_run.evaluate_run", told)
     local.run_evaluation(tmp_path, Judging(), warn)

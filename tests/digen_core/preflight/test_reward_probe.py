@@ -108,7 +108,7 @@ def test_an_evaluation_with_a_broken_reward_starts_nothing(config_of, tmp_path, 
     config = config_of({"broken_rewards:raises": 1.0}, prompts=prompts)
     monkeypatch.setattr(local, "judged_config", lambda *_: config)
     monkeypatch.setattr("digen_core.preflight.run.check_judged", lambda *_: None)
-    monkeypatch.setattr(local, "orchestrated", lambda *_: pytest.fail("something started"))
+    monkeypatch.setattr(local, "orchestrated", lambda *_, **__: pytest.fail("something started"))
     with pytest.raises(UserError, match=r"raised KeyError.*32 x 32 for 'two blue squares'$"):
         local.run_evaluation(tmp_path, Judging(), pytest.fail)
 
