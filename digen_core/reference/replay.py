@@ -41,9 +41,6 @@ MAY_CHANGE: Final = re.compile(
 )
 """Keys that a replay may set: what is learnt from the samples, and where."""
 
-ASKED_AGAIN: Final = {"schedule.reference": "training"}
-"""Replays ask the reference policy themselves: what generation asked it is not kept."""
-
 
 @dataclass(frozen=True)
 class KeptIteration:
@@ -78,10 +75,13 @@ def nonfinite_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
 def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's config with other settings for learning.
 
+    It asks the reference policy itself, as what generation asked it is not kept.
+
     Raises:
         UserError: the folder is no run's, or a key is wrong or about the samples.
     """
-    config = config_of_run(run_dir, {**overrides, **ASKED_AGAIN})
+    own = overrides and {**overrides, "schedule.reference": "training"}  # they may ask nothing
+    config = config_of_run(run_dir, own).asking("training")
     for key in overrides:
         if not MAY_CHANGE.fullmatch(key):
             raise UserError(

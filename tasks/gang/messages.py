@@ -17,8 +17,8 @@ class Done:
 
 FAILED: Final = "digen-gang-failed"
 """Topic of Dask's events under which a follower tells, by its address, what a user has to change:
-its leader may not hear it before the run misses the follower. Without
-a text it is in another gang since."""
+its leader may not hear it before the run misses the follower. Without a text it is in another gang
+since."""
 
 Answer = UserError | FloatingPointError | str | Done
 """Of a follower: why it failed, as an error of the user's or of numbers, or in words; or `Done`."""

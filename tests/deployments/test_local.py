@@ -38,12 +38,16 @@ def test_the_terminal_is_told_what_an_evaluation_warns_of(tmp_path, monkeypatch)
     monkeypatch.setattr(local, "judged_config", lambda *_: RunConfig())
     for check in ("run.check_judged", "reward_probe.probe_before_start"):
         monkeypatch.setattr(f"digen_core.preflight.{check}", lambda *_, **__: None)
-    monkeypatch.setattr(local, "orchestrated", lambda config, evaluated: nullcontext(terminal))
+    shown = []
+    monkeypatch.setattr(
+        local, "orchestrated", lambda _, evaluated: shown.append(evaluated) or nullcontext(terminal)
+    )
     told = Told(lambda *_: warn("a prompt is cut"))
     monkeypatch.setattr("flows.evaluate_run.evaluate_run", told)
     local.run_evaluation(tmp_path, Judging(), warn)
     warn("nobody watches any more")
     assert terminal.warnings == ["a prompt is cut"]
+    assert shown == [tmp_path]
 
 
 class Untold:

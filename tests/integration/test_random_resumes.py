@@ -3,24 +3,22 @@
 Both are on single workers, or on gangs of two.
 """
 
-from copy import deepcopy
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from digen_core.config.run import RunConfig
 from support.random_settings import (
     check_weights,
+    config_of,
     draw,
     gangs_of_two,
     is_valid,
     noting,
     single_workers,
-    workers_of,
 )
 from support.resumed import stop_before_checkpoint
-from support.runs import merged, only_run
+from support.runs import only_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -40,13 +38,9 @@ def test_weights_are_those_of_the_serial_loop(seed, tree, tiny_families, prefect
         if is_valid(tree, second, drawn.changes):
             break
 
-    def config_of(case) -> RunConfig:
-        changes = {**case.changes, **workers_of(case)[0], **drawn.changes}
-        return RunConfig.model_validate(merged(tree, deepcopy(changes)))
-
     with noting(drawn, second):
-        stop_before_checkpoint(2, config_of(first))
+        stop_before_checkpoint(2, config_of(tree, first, drawn.changes))
         folder = only_run(tree)
-        config = config_of(second)
+        config = config_of(tree, second, drawn.changes)
         post_train(config, str(folder))
         check_weights(drawn, config, folder)

@@ -100,13 +100,18 @@ def train_through(story: Story, drawn: Drawn, tree: dict[str, Any]) -> None:
     from flows.post_train import post_train
     from flows.runtime.observers import listening, watching
 
-    settings = {**drawn.case.changes, **drawn.changes, **workers_of(drawn.case)[0]}
-    settings |= {"evaluation.samples_per_prompt": 1, "cluster.heartbeat_timeout": 5}
-    config = RunConfig.model_validate(merged(tree, deepcopy(settings)))
+    settings = {"evaluation.samples_per_prompt": 1, "cluster.heartbeat_timeout": 5}
+    config = config_of(tree, drawn.case, drawn.changes | settings)
     with watching(story), listening(story.see):
         post_train(config)
     assert story.is_done, "nothing was done to the run"
     check_weights(drawn, config, only_run(tree))
+
+
+def config_of(tree: dict[str, Any], case: Case, changes: dict[str, Any]) -> RunConfig:
+    """Return the config of a run that starts the workers of a case."""
+    settings = {**case.changes, **changes, **workers_of(case)[0]}
+    return RunConfig.model_validate(merged(tree, deepcopy(settings)))
 
 
 def workers_of(case: Case) -> tuple[dict[str, int], list[str]]:
