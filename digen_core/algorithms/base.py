@@ -124,11 +124,6 @@ class Algorithm(Strict, ABC):
         return None
 
     @property
-    def rounding_bound(self) -> float | None:
-        """The |log-ratio| of fresh samples above which rounding alone clips them; None if any."""
-        return None
-
-    @property
     def reward_kl(self) -> tuple[float, KlScaling] | None:
         """Factor and scale of the KL divergence that is taken off the reward; None if it is not."""
         return None

@@ -26,7 +26,7 @@ class FlowDppo(FirstSteps):
     a pair may no longer move further away. Takes the place of clip_range, which is unused."""
 
     @property
-    def rounding_bound(self) -> None:
+    def ratio_clip(self) -> None:
         """None: the divergence is bounded instead."""
         return None
 

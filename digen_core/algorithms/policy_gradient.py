@@ -50,11 +50,6 @@ class PolicyGradient(Algorithm):
     @property
     def ratio_clip(self) -> float | None:
         """Half-width of the clip of importance ratios to the log-probs of whoever sampled."""
-        return self.rounding_bound
-
-    @property
-    def rounding_bound(self) -> float | None:
-        """The clip range, where ratios are to the log-probs of whoever sampled."""
         return self.clip_range if self.correction == "none" else None
 
     @property

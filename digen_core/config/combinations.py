@@ -22,9 +22,6 @@ WITH_BARRIER: Final = ("colocated", "colocated-strong", "disaggregated")
 MAX_STEPS_PER_ITERATION: Final = 2**24
 """Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
 
-COMPILED_ROUNDING: Final = 2e-3
-"""Largest |log-ratio| of fresh samples of a compiled model in half precision, as seen in runs."""
-
 
 def check_source_image(prompts: PromptsConfig, model: ModelConfig) -> None:
     """Refuse source images that the model is not shown, and a model that waits for some."""
@@ -149,9 +146,7 @@ def check_updates(train: TrainConfig, units: int) -> None:
         )
 
 
-def check_algorithm(
-    algorithm: Algorithm, rollout: RolloutConfig, model: ModelConfig, prompts: PromptsConfig
-) -> None:
+def check_algorithm(algorithm: Algorithm, rollout: RolloutConfig, prompts: PromptsConfig) -> None:
     """Refuse samples that an algorithm cannot learn from."""
     if (algorithm.best_of or 0) > rollout.group_size:
         raise ValueError(
@@ -168,7 +163,6 @@ def check_algorithm(
     check_steps(algorithm, rollout, rollout.num_steps)
     check_solver(algorithm, rollout)
     check_shared_noise(algorithm, rollout, prompts)
-    _check_rounding(algorithm, model)
 
 
 def check_guidance(algorithm: Algorithm, model: ModelConfig, *, keeps_reference: bool) -> None:
@@ -224,20 +218,6 @@ def check_graphs(rollout: RolloutConfig, parallel: ParallelConfig) -> None:
         raise ValueError(
             f"rollout.cuda_graphs is true, but with {named[0]} the members of a gang compute a "
             "pass together, which cannot be captured; leave one of the two out."
-        )
-
-
-def _check_rounding(algorithm: Algorithm, model: ModelConfig) -> None:
-    """Refuse clip ranges that the rounding of compiled half precision leaves."""
-    bound = algorithm.rounding_bound
-    is_half = model.dtype in ("bfloat16", "float16")
-    if model.compile and is_half and bound is not None and bound < COMPILED_ROUNDING:
-        raise ValueError(
-            f"model.compile with model.dtype {model.dtype} rounds log-probs of rollouts "
-            f"otherwise than those of training, by up to {COMPILED_ROUNDING:g}, so that fresh "
-            f"samples would leave algorithm.clip_range ({bound:g}); use "
-            "algorithm.correction 'recompute', which takes stale samples for fresh ones, or "
-            "model.dtype float32."
         )
 
 

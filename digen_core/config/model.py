@@ -105,7 +105,7 @@ class ModelConfig(Strict):
     compile: bool | Literal["max-autotune-no-cudagraphs"] = False
     """torch.compile for the transformer's blocks: true, or the mode that tries several kernels.
     Workers need a C++ compiler (CPU) or a C compiler (CUDA), and compile before the first
-    iteration and in it."""
+    iteration and in it. In half precision compiled kernels round as uncompiled ones do."""
 
     attention: Attention = "native"
     """Kernel of the transformer's attention, the same on all workers. native: torch's choice,

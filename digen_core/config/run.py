@@ -352,7 +352,7 @@ class RunConfig(Strict):
         combinations.check_updates(self.train, self.dealt_units)
         combinations.check_precision(self.rollout, self.algorithm, self.prompts)
         combinations.check_graphs(self.rollout, self.parallel)
-        combinations.check_algorithm(self.algorithm, self.rollout, self.model, self.prompts)
+        combinations.check_algorithm(self.algorithm, self.rollout, self.prompts)
         keeps_reference = self.keeps_reference
         combinations.check_guidance(self.algorithm, self.model, keeps_reference=keeps_reference)
         combinations.check_named_levels(self.model, self.rollout, self.evaluation_steps)

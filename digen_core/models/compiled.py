@@ -22,6 +22,11 @@ SCALAR: Final = {"cpp.simdlen": 1}
 """Options of loops without vector instructions. With them torch 2.13 computes wrong gradients on
 CPUs, in float64 too: those of a HunyuanVideo whose weights are all trained were off by 0.5%."""
 
+AS_UNCOMPILED: Final = {"emulate_precision_casts": True}
+"""Options of kernels that round after each operation, as uncompiled ones do. Fused operations round
+once, and which are fused depends on whether there are gradients, and on the batch: log-probs of
+samples in bfloat16 were off by some 1e-3 from those of their replay."""
+
 _BLOCKS: Final = {"SD3Transformer2DModel": ("JointTransformerBlock",)}
 """Classes of blocks where diffusers names none."""
 
@@ -44,6 +49,8 @@ def compile_blocks(policy: Policy, config: ModelConfig) -> None:
     options = {} if config.compile is True else list_mode_options(config.compile)
     if policy.device.type == "cpu":
         options = options | SCALAR
+    if policy.dtype in (torch.bfloat16, torch.float16):
+        options = options | AS_UNCOMPILED
     for transformer in policy.transformers:
         for block in blocks_of(transformer):
             # not torch._dynamo.config: what is set there holds in the task that sets it only

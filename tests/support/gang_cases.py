@@ -242,6 +242,15 @@ def _sum(policy: Any, pairs: Pairs, case: Case, config: RunConfig, gang: Gang) -
     return total
 
 
+def replay_errors_of_own_samples(folders: dict[str, str], case: Case) -> dict[str, float]:
+    """Return by how much log-probs differ from those of the gang's own samples, by device."""
+    config = case.config(folders[case.model])
+    gang = Gang.of(config.parallel)
+    policy = trained_policy(config, gang)
+    pairs = pairs_of(policy, config, case.num_rows)  # collective: log-probs are the policy's
+    return dict(pack_gradient(policy, pairs, config, gang).metrics.replay_errors)
+
+
 def replay_failures(folders: dict[str, str], case: Case) -> tuple[str, list[int]]:
     """Return what a gradient of pairs that were sampled otherwise fails with, and on whom.
 

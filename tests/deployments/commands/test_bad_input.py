@@ -565,10 +565,6 @@ SETTINGS = {
         "train.txt has no row whose 'prompt' is 'train', but 'a blue square', 'a green circle'",
     ),
     "unknown dtype": ("--model.dtype int8", "model.dtype: must be 'float64',"),
-    "compiled in half precision": (
-        "--model.compile true --model.dtype bfloat16",
-        "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
-    ),
     "true for a number": (
         "--num-iterations true",
         "num_iterations: must be a number (got True)",
@@ -914,10 +910,6 @@ UTILIZATION = {
     "unknown model": (
         "--model.path a/b",
         "model.path a/b is no folder here, and the settings that",
-    ),
-    "compiled in half precision": (
-        "--model.compile true --model.dtype bfloat16",
-        "model.compile with model.dtype bfloat16 rounds log-probs of rollouts otherwise than",
     ),
     "unknown device": ("--model.device gpu", "model.device 'gpu' is none; use auto, cpu or cuda"),
     "device of no numbers": (

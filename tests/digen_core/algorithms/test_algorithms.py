@@ -139,15 +139,14 @@ def test_the_old_policy_lags_behind_as_published():
     assert all(not other.keeps_old and other.old_share(9) == 0 for other in EVERY)
 
 
-def test_clips_and_roundings_are_those_of_the_loss():
-    clips = {found.type: (found.ratio_clip, found.rounding_bound) for found in EVERY}
+def test_clips_are_those_of_the_loss():
+    clips = {found.type: found.ratio_clip for found in EVERY}
     forward = [clips.pop(found.type) for found in EVERY if found.trains_clean]
-    assert set(forward) == {(None, None)}, "ratios are to another policy, not to who sampled"
-    assert clips.pop("flow_dppo") == (None, None), "the divergence is bounded instead"
-    assert clips.pop("grpo_guard") == (None, 2e-6), "normalised ratios are clipped"
-    assert set(clips.values()) == {(1e-4, 1e-4)}
-    recomputed = ALGORITHMS["flow_grpo"](correction="recompute")
-    assert (recomputed.ratio_clip, recomputed.rounding_bound) == (None, None)
+    assert set(forward) == {None}, "ratios are to another policy, not to who sampled"
+    assert clips.pop("flow_dppo") is None, "the divergence is bounded instead"
+    assert clips.pop("grpo_guard") is None, "normalised ratios are clipped"
+    assert set(clips.values()) == {1e-4}
+    assert ALGORITHMS["flow_grpo"](correction="recompute").ratio_clip is None
 
 
 def test_the_divergence_in_the_reward():

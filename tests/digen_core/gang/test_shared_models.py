@@ -13,7 +13,15 @@ from digen_core.models.loading import load_trainable
 from digen_core.models.policy import TRAINER_PARTS
 from support.edits import write_edit_2511
 from support.families import FAMILIES, KONTEXT
-from support.gang_cases import Case, exported, gradients, replay_failures, samples, versions
+from support.gang_cases import (
+    Case,
+    exported,
+    gradients,
+    replay_errors_of_own_samples,
+    replay_failures,
+    samples,
+    versions,
+)
 from support.gang_processes import run_gang
 from support.gpu import DEVICES, require_gpus
 
@@ -188,6 +196,24 @@ def test_compiled_blocks_that_are_sharded_and_deal_tokens(
         family, lora, tokens=2, shard=True, checkpointing=True, dtype="float32", compile=True
     )
     compare(2, tmp_path, tiny_families, [case], device)
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("flux", tokens=2, shard=True, checkpointing=True),
+        Case("wan", lora=False, shard=True, checkpointing=True, num_rows=4),
+        Case("flux", stages=2, checkpointing=True, num_rows=4),
+    ],
+    ids=["tokens", "shards", "stages"],
+)
+def test_compiled_blocks_of_a_gang_round_in_a_replay_as_in_samples(tiny_families, tmp_path, case):
+    case = replace(case, dtype="bfloat16", compile=True)
+    found = run_gang(2, tmp_path, replay_errors_of_own_samples, tiny_families, case)
+    assert {"rollout-0": 0.0} in found
+    assert all(errors in ({}, {"rollout-0": 0.0}) for errors in found)  # a share has no such pair
 
 
 @pytest.mark.parametrize(

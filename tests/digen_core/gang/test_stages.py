@@ -179,7 +179,7 @@ def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
     """
     config = Case("sd3", stages=2).config(tiny_families["sd3"])  # of 2 blocks
     shares = []
-    for attempt in range(4):
+    for attempt in range(8):
         (folder := tmp_path / str(attempt)).mkdir()
         times = run_gang(2, folder, seconds_of_blocks, config, 8, 0.05)
         shares.append([waited / whole for whole, waited in times])

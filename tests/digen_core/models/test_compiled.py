@@ -14,6 +14,7 @@ from digen_core.models.compiled import compile_blocks, compile_meter
 from digen_core.models.compiler import require_compiler
 from digen_core.models.loading import prepare
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
+from support.families import frames_of, load_tiny
 from support.tiny_policies import TINY, load, load_trainable, moved_weights
 
 with suppress(ImportError):  # the compiler does: too late if distutils is there
@@ -61,6 +62,31 @@ def test_compiled_blocks_compute_what_the_others_do(tiny_flux):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.families
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("family", "lora"), [("flux", True), ("sana", True), ("wan", False)])
+def test_compiled_blocks_round_in_a_replay_as_in_samples(tiny_families, family, lora):
+    """In bfloat16, with blocks that are recomputed, of one sample and of several."""
+    train = {"lora": {"rank": 4} if lora else None, "gradient_checkpointing": True}
+    policy = load_tiny(tiny_families[family], family, "bfloat16")
+    model = {"family": family, "num_frames": frames_of(family), "dtype": "bfloat16"}
+    config = {"model": model | {"compile": True, "device": "cpu"}, "train": train}
+    prepare(policy, RunConfig.model_validate(config))
+    set_weights(policy, moved_weights(policy))
+    parameters = list(trainable_parameters(policy).values())
+    for count in (4, 1, 3):
+        generator = torch.Generator().manual_seed(count)
+        x = torch.randn(count, *policy.latent_shape, generator=generator)
+        pair = x, torch.rand(count, generator=generator), policy.encode(["a red circle"] * count)
+        with torch.no_grad(), policy.sampling("model"):
+            sampled = policy.velocity(*pair)
+        replayed = policy.velocity(*pair)
+        assert sampled.isfinite().all()
+        assert torch.equal(sampled, replayed)
+        gradients = torch.autograd.grad(replayed.sum(), parameters, allow_unused=True)
+        assert any(own.abs().max() > 0 for own in gradients if own is not None)
 
 
 @pytest.mark.families
