@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = 2
 BOUNDS = {"cpu": 1e-5, "cuda": 2e-2}  # float32; bfloat16, whose numbers have 8 bits
+ROUNDING = {"cpu": 1e-6, "cuda": 2e-4}  # of the same operations in other kernels
 
 
 @dataclass
@@ -128,7 +129,7 @@ def test_compiled_blocks_compute_the_same(place):
     replayed = velocity(compiled).detach()
     assert relative_error(replayed, velocity(plain).detach()) <= BOUNDS[place.device]
     with torch.no_grad():  # which is compiled by itself
-        assert relative_error(velocity(compiled), replayed) <= BOUNDS[place.device] / 100
+        assert relative_error(velocity(compiled), replayed) <= ROUNDING[place.device]
     assert relative_error(gradients(compiled), gradients(plain)) <= 2 * BOUNDS[place.device]
 
 
