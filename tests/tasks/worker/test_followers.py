@@ -10,6 +10,7 @@ import pytest
 import torch
 from distributed import Client
 
+from digen_core import PYTHON
 from digen_core.config.schedule import ClusterConfig
 from digen_core.errors import UserError
 from tasks.cluster.cluster import run_cluster
@@ -134,7 +135,7 @@ def test_a_member_whose_nanny_is_killed_is_started_anew(dask_scheduler_address):
             before = seen()
             beside = psutil.Process(process.pid).children(recursive=True)
             words = {own: own.cmdline() for own in beside}
-            (nanny,) = (own for own in beside if words[own][1:3] == NANNY and "g.1" in words[own])
+            (nanny,) = (own for own in beside if words[own][:4] == NANNY and "g.1" in words[own])
             nanny.kill()
             await_that(lambda: seen().keys() == {"g.1"} and seen() != before)
         finally:
@@ -142,7 +143,7 @@ def test_a_member_whose_nanny_is_killed_is_started_anew(dask_scheduler_address):
             process.wait(60)
 
 
-NANNY = ["-m", "tasks.worker.process"]
+NANNY = [*PYTHON, "-m", "tasks.worker.process"]
 
 
 def test_what_does_not_end_in_time_is_left_to_what_it_is_tied_to(monkeypatch):
