@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import monotonic
 from typing import Final
 
@@ -116,12 +117,16 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the last iteration is over, judged by the last few; None before the first."""
+        """Time until the last iteration is over; None before the first one is.
+
+        It is judged by the median of the last few: one in which the run was paused is as long as
+        that took.
+        """
         if not self.seconds:
             return None
         recent = self.seconds[-RECENT:]
         missing = max(0, self.config.num_iterations - self.num_finished)
-        left = missing * sum(recent) / len(recent)
+        left = missing * median(recent)
         if self.config.max_minutes is not None:
             left = min(left, max(0.0, 60 * self.config.max_minutes - self.elapsed_seconds))
         if self.config.max_cost is not None and self.last.get("cost/iteration"):

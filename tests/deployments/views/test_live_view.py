@@ -232,6 +232,13 @@ def test_time_left_follows_the_last_iterations():
     assert progress.fraction == 10 / 12
 
 
+def test_time_left_is_not_that_of_a_pause():
+    progress = Progress(RunConfig(num_iterations=12))
+    for iteration, seconds in enumerate((10.0, 10.0, 36_000.0, 11.0)):
+        progress.add_iteration(record_of(iteration, seconds=seconds))
+    assert progress.seconds_left == 8 * 10.5
+
+
 def test_time_left_is_bounded_by_the_budget():
     progress = Progress(RunConfig(num_iterations=100, max_minutes=1.0))
     progress.add_iteration(record_of(0, seconds=30.0))
