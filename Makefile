@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast coverage test-slow test-slice test-layouts test-algorithms test-families test-nightly test-operation test-gpu fuzz lint bench ui docs docs-images golden clean
+.PHONY: help setup train test test-fast coverage test-slow test-ci test-slice test-layouts test-algorithms test-families test-nightly test-operation test-gpu fuzz lint bench ui docs docs-images golden clean
 
 # No telemetry: without these, each start also waits for name look-ups where there is no network.
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -21,7 +21,8 @@ ARGS ?=
 # They wait for servers and workers a third of their time: one process more than this machine's cores.
 JOBS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
-DAILY := not gpu and not layouts and not algorithms and not families and not nightly and not operation
+PUSHED := not gpu and not layouts and not algorithms and not families and not nightly and not operation
+DAILY := $(PUSHED) and not ci
 COVERED := control algorithms maths training transport checkpoints
 FAST := --ignore tests/integration --ignore tests/wheel
 RANDOM_ORDERS := control maths sim trace training transport
@@ -77,24 +78,27 @@ coverage: setup ## which lines and branches of the decisions, the maths and what
 test-slow: setup ## only the tests of every change that take long
 	$(PYTEST) -m "$(DAILY) and slow" $(ARGS)
 
+test-ci: setup ## the longest tests of every push, which continuous integration runs after `make test`
+	$(PYTEST) -m "ci and $(PUSHED)" $(ARGS)
+
 test-slice: setup ## some of the cases of the five targets below: SEED chooses which, SLICE how many
-	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not gpu" --slice $(SEED):$(SLICE) --dist load $(ARGS)
 
 test-layouts: setup ## the weights of every layout on every split of workers; up to 45 minutes
-	$(PYTEST) -m layouts --dist loadgroup $(ARGS)
+	$(PYTEST) -m layouts --dist load $(ARGS)
 
 test-algorithms: setup ## the weights of every algorithm under every layout; up to 30 minutes
-	$(PYTEST) -m algorithms --dist loadgroup $(ARGS)
+	$(PYTEST) -m algorithms --dist load $(ARGS)
 
 test-families: setup ## the weights of every model family, image and video, and what takes long of each; up to an hour
-	$(PYTEST) -m families --dist loadgroup $(ARGS)
+	$(PYTEST) -m families --dist load $(ARGS)
 
 test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
-	$(PYTEST) -m "nightly and not layouts and not algorithms and not families and not operation" --dist loadgroup $(ARGS)
+	$(PYTEST) -m "nightly and not layouts and not algorithms and not families and not operation" --dist load $(ARGS)
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" $(addprefix tests/digen_core/,$(RANDOM_ORDERS))
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
-	$(PYTEST) -m operation --dist loadgroup $(ARGS)
+	$(PYTEST) -m operation --dist load $(ARGS)
 
 test-gpu: setup ## every family at real width, attention, memory, the search for settings, and gangs of two GPUs and more; skipped where there is none
 	$(BIN)/pytest -q -rs -m gpu $(ARGS)

@@ -28,9 +28,8 @@ os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).with_name("support") /
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-SLICED = ("layouts", "algorithms", "families", "operation")
-NIGHTLY = "nightly"
-"""Marks of what `make test` leaves out; half of a slice is nightly."""
+SLICED = ({"operation"}, {"layouts", "algorithms", "families"}, {"nightly"})
+"""Marks of what CI does not run whole; of a slice each of the three has a third."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,24 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed.
-
-    Cases of whole sessions come after each other: their servers have fixed ports.
-    """
-    for item in items:
-        if item.get_closest_marker("operation"):
-            item.add_marker(pytest.mark.xdist_group("operation"))
+    """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed."""
     if not (slice_ := config.getoption("--slice")):
         _mix(items)
         return
     seed, _, count = slice_.rpartition(":")
-    sliced = [item for item in items if any(item.get_closest_marker(mark) for mark in SLICED)]
-    others = set(sliced)
-    nightly = [i for i in items if i.get_closest_marker(NIGHTLY) and i not in others]
-    for some in (nightly, sliced):
-        some.sort(key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
-    first = nightly[: int(count) // 2]
-    kept = {*first, *sliced[: int(count) - len(first)]}
+    kept: set[pytest.Item] = set()
+    left = sorted(items, key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
+    for marks in SLICED:
+        some = dict.fromkeys(item for item in left if any(map(item.get_closest_marker, marks)))
+        kept.update([*some][: int(count) // len(SLICED)])
+        left = [item for item in left if item not in some]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -21,7 +21,7 @@ DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "train
 MANAGED_EVERY = 2.0  # seconds, in which Dask's memory manager drops replicas
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_a_task_made_stays_on_its_worker():
     """Else it is lost with whoever fetched it, such as the optimizer's state with its standby."""
     with connected(RunConfig(), DEVICES) as (_, client):

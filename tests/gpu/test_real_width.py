@@ -172,6 +172,7 @@ def test_peaks_are_those_of_the_memory_model(place, checkpointing, record_proper
         assert 0.9 * count <= peak <= 1.1 * count
 
 
+@pytest.mark.parametrize("family", sliced(FAMILIES, often=["flux"]))
 def test_samples_in_float8_are_near_those_of_the_model(place, record_property):
     """And what a device holds for them, and what a step then takes, is that of the memory model."""
     low = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}

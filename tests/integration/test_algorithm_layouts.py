@@ -12,7 +12,7 @@ import pytest
 from digen_core import algorithms
 from digen_core.control.layout import LAYOUTS
 from digen_core.records import IterationRecord
-from support.layout_runs import Case, Run, check_weights
+from support.layout_runs import Case, Run, check_weights, marked
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ JOBS = ALGORITHMS | OPTIONS
 NEED_ALL_REWARDS = ("ddpo", "batch scale", "largest group's scale")
 BARRIER = tuple(name for name, layout in LAYOUTS.items() if not layout.pipelined)
 
-QUICK = [
+OFTEN = [
     ("grpo_guard", Case("tcss", (2, 2), 2, 3, helping=True, share=1.0)),
     ("ddpo", Case("colocated-strong", (3,), 2, 3)),
     ("diffusion_nft", Case("tcss", (2, 1), 2, 3, pauses=True, share=1.0)),
@@ -288,7 +288,7 @@ def check(job: str, case: Case, run_layout) -> None:
                 check_stale_pairs(metrics, rows, record)
 
 
-@pytest.mark.parametrize(("job", "case"), QUICK, ids=str)
+@pytest.mark.parametrize(("job", "case"), marked(OFTEN, (1, 2), "ci"), ids=str)
 def test_weights_of_an_algorithm_equal_the_serial_reference(job, case, run_layout):
     check(job, case, run_layout)
 

@@ -8,7 +8,7 @@ from digen_core.config.run import RunConfig
 from digen_core.planning.profile import load_profile
 from support.runs import Watch, merged, only_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_backend")]
+pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("prefect_backend")]
 
 
 def run(tree, changes):

@@ -6,7 +6,7 @@ from support.families import HEIGHT, TOKENS, WIDTH, tolerance_of
 from support.layout_runs import MAX_WORKERS, RELATIVE, Case, check_weights, marked, run_case
 from support.runs import with_own_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 KL = {
     "algorithm": {"type": "grpo_guard", "kl_coefficient": 0.1},

@@ -165,7 +165,10 @@ def test_latents_of_edits_are_judged_beside_their_source_images(kontext, tmp_pat
     assert distance(weights, expected.weights) < tolerance_of(KONTEXT)
 
 
-RUNS = ["elastic", *(pytest.param(own, marks=pytest.mark.nightly) for own in ("tcss", "several"))]
+RUNS = [
+    pytest.param("elastic", marks=pytest.mark.ci),
+    *(pytest.param(own, marks=pytest.mark.nightly) for own in ("tcss", "several")),
+]
 
 
 @pytest.fixture(scope="module", params=RUNS)

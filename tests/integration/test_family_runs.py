@@ -15,7 +15,7 @@ from digen_core.config.families import VIDEO_FAMILIES
 from support.families import HEIGHT, MODELS, NEGATIVE, TOKENS, WIDTH, family_of, tolerance_of
 from support.layout_runs import Case, check_weights, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 ALGORITHMS = {
     "flow_grpo": {"algorithm": {"trained_fraction": 0.75, "kl_coefficient": 0.1}},
@@ -40,10 +40,10 @@ RUNS = [
     for algorithm in ALGORITHMS
     if algorithm != "diffusion_nft" or model == "qwen_image21"
 ]
-IN_MAKE_TEST = (RUNS.index(("wan", 5, "flow_grpo")),)
+OFTEN = (RUNS.index(("wan", 5, "flow_grpo")),)
 
 
-@pytest.mark.parametrize(("family", "frames", "algorithm"), marked(RUNS, IN_MAKE_TEST, "families"))
+@pytest.mark.parametrize(("family", "frames", "algorithm"), marked(RUNS, OFTEN, "families"))
 def test_weights_of_a_family_equal_the_serial_reference(
     family, frames, algorithm, tiny_families, run_layout
 ):

@@ -9,7 +9,7 @@ import pytest
 
 from support.layout_runs import Case, check_weights, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 CORRECTED = {"rollout.precision": "float8", "algorithm.correction": "truncate"}
 BRANCHES = {  # the reference policy is asked in the model's own precision

@@ -26,7 +26,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("job", "case"), marked(CASES, (2,), "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(job, case, run_layout, tmp_path):
     found = run_layout(case, **write_samples(tmp_path), **job)
@@ -65,6 +65,7 @@ def test_bodies_make_the_serial_loops_weights(job, tree, tmp_path):
     assert distance(weights, expected.weights) < TOLERANCE["float64"]
 
 
+@pytest.mark.ci
 def test_prompts_that_are_emptied_make_other_weights_of_the_same_rewards(tree, tmp_path):
     """All of the rest is the same draws."""
     changes = {**JOB, **write_samples(tmp_path), **DPO}

@@ -73,13 +73,22 @@ CASES = {
 
 
 def in_turns() -> list:
-    """Every sixth case on 1+1 or 2+2 workers in turns; the others are for `make test-layouts`."""
+    """Every sixth case on 1+1 or 2+2 workers in turns; the others are for `make test-layouts`.
+
+    The first one is for `make test`, too.
+    """
+
+    def mark(place: int, turn: int) -> list:
+        if place % 6 or (place // 6 + turn) % 2:
+            return [pytest.mark.layouts]
+        return [pytest.mark.ci] if place else []
+
     return [
         pytest.param(
             case,
             workers,
             id=f"{case}-{workers[0]}+{workers[1]}",
-            marks=[] if place % 6 == 0 and (place // 6 + turn) % 2 == 0 else [pytest.mark.layouts],
+            marks=mark(place, turn),
         )
         for place, case in enumerate(CASES)
         for turn, workers in enumerate([(1, 1), (2, 2)])

@@ -19,7 +19,7 @@ from support.layout_runs import train_only
 from support.runs import HELD_OUT, PROMPTS, TOLERANCE, distance, merged, reference
 from tasks.replay import replay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 CHANGES = {
     "model.dtype": "float64",

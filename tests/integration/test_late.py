@@ -41,7 +41,7 @@ def one_is_slow(four_workers):
     made_to(0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("case", marked(CASES, (1,), "layouts"), ids=str)
 def test_what_is_late_goes_on_elsewhere(case, run_layout, one_is_slow):
     run = run_layout(case, **{"rollout.num_steps": 8, "algorithm.trained_fraction": 0.25})

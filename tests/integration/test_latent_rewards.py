@@ -22,7 +22,7 @@ from support.pages import parts_of, read_page
 from support.paths import ROOT
 from support.runs import TOLERANCE, distance, merged, only_run, reference
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 BOTH = {
     "smooth_rewards:brightness": 1.0,

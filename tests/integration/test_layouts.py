@@ -38,7 +38,7 @@ CASES = [
 ]
 
 
-IN_MAKE_TEST = (10, 12, 14)  # other tests run the other layouts; `make test-layouts` runs all
+OFTEN = (10, 12, 14)  # other tests run the other layouts; `make test-layouts` runs all
 
 
 def all_cases() -> list[Case]:
@@ -82,7 +82,8 @@ def check_mechanism(case: Case, run: Run) -> None:
     assert max(span.num_items for span in run.spans if span.kind == "train") <= case.pack
 
 
-@pytest.mark.parametrize("case", marked(CASES, IN_MAKE_TEST, "layouts"), ids=str)
+@pytest.mark.ci
+@pytest.mark.parametrize("case", marked(CASES, OFTEN, "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(case, run_layout):
     found = run_layout(case)
     check_weights(found)

@@ -10,7 +10,7 @@ from support.families import DISTILLED, LEVELS, TOKENS
 from support.layout_runs import Case, check_weights
 from support.runs import distance, merged, reference
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 NAMED = [1.0, 0.975, 0.725, 0.421875]
 

@@ -68,6 +68,7 @@ def check_dropped(run, is_bad) -> None:
         assert again.difference < TOLERANCE["float64"]
 
 
+@pytest.mark.ci
 @per_case(0)
 def test_groups_without_a_score_are_dropped(case, run_layout):
     reward = {"type": "function", "function": "smooth_rewards:sometimes_none"}
@@ -99,6 +100,7 @@ def test_groups_with_a_latent_that_is_nan_are_dropped(case, run_layout, broken_m
         assert row["nonfinite"] in (None, "latent at step 0 (sigma 1.0000)")
 
 
+@pytest.mark.ci
 @per_case(0)
 def test_updates_that_overflow_are_skipped(case, run_layout):
     run = run_layout(case, **HUGE)

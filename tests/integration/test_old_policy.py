@@ -7,7 +7,7 @@ from digen_core.config.run import RunConfig
 from support.layout_runs import train_only
 from support.runs import TOLERANCE, distance, merged, reference
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def test_the_old_policy_generates_and_trains_as_in_the_serial_loop(

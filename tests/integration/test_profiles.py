@@ -9,7 +9,7 @@ from digen_core.config.run import RunConfig
 from support.layout_runs import Case
 from support.runs import training_in_mlflow
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def test_a_task_of_each_kind_is_kept_by_each_device(run_layout):

@@ -4,7 +4,7 @@ import pytest
 
 from support.layout_runs import Case, check_weights, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 REFILLED = {
     "rewards": {"smooth_rewards:partly_equal": 1.0},

@@ -18,7 +18,7 @@ from digen_core.transport.samples import read_samples
 from support.architecture import resources_of_workers
 from support.runs import TOLERANCE, Watch, distance, merged, only_run, reference
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 CHANGES = {
     "rewards": {

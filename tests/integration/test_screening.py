@@ -9,7 +9,7 @@ from support.layout_runs import MAX_WORKERS, ODD, Case, check_weights, marked, r
 from support.runs import TOLERANCE, with_own_steps
 from tasks.replay import replay
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 CANDIDATES = 7
 FEW_STEPS = {"rollout.screening": {"candidates": CANDIDATES, "num_steps": 2}}

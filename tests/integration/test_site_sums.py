@@ -7,7 +7,7 @@ import pytest
 from digen_core.control import protocol as p
 from support.layout_runs import Case, check_weights
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 class TwoSites(Case):

@@ -21,7 +21,7 @@ from support.layout_runs import (
 from support.resumed import JOB, check_run, stop_before_checkpoint
 from support.runs import Watch, merged, only_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 ALL_WEIGHTS = {"train.lora": None}
 KL = {"algorithm.kl_coefficient": 0.1}

@@ -22,7 +22,7 @@ from digen_core.eventlog.story import story_of
 from digen_core.eventlog.topics import Topic
 from support.runs import Watch, merged, only_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 PATIENCE = 3.0  # seconds, in place of two minutes
 DIGEN = [sys.executable, "-c", "from deployments.cli import main; main()"]

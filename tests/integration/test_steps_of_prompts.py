@@ -48,7 +48,7 @@ JOBS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("job", JOBS)
 def test_weights_equal_the_serial_reference(job, tree, tmp_path):
     changes = {"rollout.prompts_per_iteration": 3, "rollout.fragment_size": 2, "train.pack_size": 3}
@@ -74,7 +74,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("case", marked(CASES, (7,), "layouts"), ids=str)
 def test_every_layout_has_the_weights_of_the_serial_reference(
     case, tree, four_workers, monkeypatch

@@ -24,7 +24,7 @@ from support.runs import merged, only_run
 from support.tiny_image_reward import write_image_reward
 from support.tiny_models import write_blip_vqa, write_clip, write_dino, write_mask2former
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 def row(tag, prompt, *include):

@@ -9,7 +9,7 @@ import pytest
 from digen_core.config.run import RunConfig
 from support.runs import Watch, merged, training_in_mlflow, tree_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 CHANGES = {
     "num_iterations": 3,

@@ -15,7 +15,7 @@ from support.runs import Watch
 from tasks.tracking import Tracker
 from tasks.tracking.sync import send_rest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 WAITED = 20.0  # seconds; MLflow tries again for minutes, and a busy disk may take a second or two
 BEFORE, DURING, AFTER = range(3), range(3, 30), range(30, 33)

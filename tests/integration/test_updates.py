@@ -10,7 +10,7 @@ from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in, 
 from digen_core.control.layout import LAYOUTS
 from support.layout_runs import HUGE, Case, check_weights, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 FAR = {"train.learning_rate": 1e-2, "algorithm.clip_range": 1e-4}  # so that the clip acts
 GROUPS = {"train.updates_per_iteration": 3}
@@ -38,10 +38,10 @@ CASES = [
     (Case("tcss", (2, 2), 2, 3, helping=True, pauses=True, share=1.0), SAMPLES),
     (Case("tcss", (1, 1), 4, 8, share=0.5, dtype="float32"), EPOCHS),
 ]
-IN_MAKE_TEST = (14,)  # colocated devices: `test_some_updates_of_an_iteration_are_skipped`
+OFTEN = (14,)  # colocated devices: `test_some_updates_of_an_iteration_are_skipped`
 
 
-@pytest.mark.parametrize(("case", "changes"), marked(CASES, IN_MAKE_TEST, "layouts"), ids=str)
+@pytest.mark.parametrize(("case", "changes"), marked(CASES, OFTEN, "layouts"), ids=str)
 def test_weights_equal_the_serial_reference(case, changes, run_layout):
     found = run_layout(case, **changes, **FAR)
     updates = changes["train.updates_per_iteration"]

@@ -73,7 +73,7 @@ def worker(scheduler):
         process.wait(30)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_worker_of_a_loopback_scheduler_is_reached_from_this_machine_only(worker):
     process, client = worker
     (address,) = present_workers(client)

@@ -110,11 +110,12 @@ def test_a_mix_is_an_error():
             there + torch.ones(3)
 
 
-@pytest.mark.parametrize("model", sliced((*MODELS, *SHOWN)))
+@pytest.mark.parametrize("model", sliced((*MODELS, *SHOWN), often=["sd3"]))
 def test_every_model_trains_there(model, config_of, tmp_path):
     check(config_of, tmp_path, model, 1e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("feature", sliced(FEATURES, often=("all weights", "half precision")))
 def test_what_else_is_computed_is_there(feature, config_of, tmp_path):
     within = 5e-3 if feature == "half precision" else 1e-6

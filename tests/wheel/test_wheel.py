@@ -8,6 +8,8 @@ import pytest
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.ci
+
 FOLDERS = ("deployments", "digen_core", "flows", "tasks")
 CHECK_ALL = """
 from deployments.shipped import shipped_configs

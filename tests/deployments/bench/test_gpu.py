@@ -60,6 +60,7 @@ def rows_in(out: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in lines][2:]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.families) for f in FAMILIES[1:])]
 )

@@ -64,7 +64,7 @@ def test_deltas_by_hand():
     assert lines[2] == "1e-05 0.20 0.100 0.125 0.500 0.250 2.0 1.0"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_versions_are_pulled_as_deltas_between_real_workers():
     rates = [1e-4, 1e-6]
     found = bench_deltas(1, 2, rates)

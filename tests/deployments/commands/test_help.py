@@ -83,7 +83,7 @@ def test_completion_installs_itself_for_the_shell(tmp_path):
     assert (tmp_path / ".local/share/bash-completion/completions/digen").is_file()
 
 
-OUTPUTS = {"short": [], "long": ["config", "show", "shapes"], "a table": ["simulate", "D"]}
+OUTPUTS = {"short": [], "long": ["config", "show", "shapes"], "a table": ["recipes"]}
 
 
 PROGRAM = "from deployments.cli import main; main()"

@@ -259,7 +259,8 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_done", [3, 4])  # of four, after which it is evaluated and exported
+# of four, after which it is evaluated and exported
+@pytest.mark.parametrize("num_done", [3, pytest.param(4, marks=pytest.mark.ci)])
 def test_a_run_is_cancelled_by_its_name(num_done, here, capsys):
     """The process that holds it gets what Ctrl-C sends, and the command waits for its end."""
     folder = leave_run(here / "runs" / "shapes-1", num_done)

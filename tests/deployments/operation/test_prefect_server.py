@@ -231,7 +231,11 @@ def test_a_home_that_cannot_be_written_to_is_refused_where_the_database_is_in_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
+    "number",
+    [
+        pytest.param(signal.SIGKILL, marks=pytest.mark.ci),
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_server_that_is_killed_or_frozen_is_started_anew(
     monkeypatch, tmp_path, number, prefect_tables

@@ -55,6 +55,7 @@ def test_what_gloo_alone_does_is_refused(tmp_path):
         run_gang(2, folder, crossing)
 
 
+@pytest.mark.ci
 def test_members_import_models_once_they_see_their_gpu_alone(tmp_path, monkeypatch):
     """As diffusers asks for a GPU then: a fork could use none, and all members would use one."""
     monkeypatch.setattr(start_method, "ACCELERATORS", ("/",))

@@ -123,7 +123,10 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.families)])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(2, marks=pytest.mark.ci), 3, pytest.param(4, marks=pytest.mark.families)],
+)
 def test_stages_give_the_gradient_of_the_whole(tiny_families, tmp_path, size, device):
     compare(size, tmp_path, tiny_families, DAILY[size], device)
 

@@ -123,6 +123,7 @@ def test_all_weights_are_read_as_they_are(tiny_families, captured, precision):
     assert len(captured) == 1
 
 
+@pytest.mark.ci
 def test_candidates_in_float8_have_graphs_of_their_own(tiny_families, captured):
     """Of the same shapes as those of samples: neither is launched in place of the other."""
     screening = {"candidates": 32, "precision": "float8"}
@@ -137,6 +138,7 @@ def test_candidates_in_float8_have_graphs_of_their_own(tiny_families, captured):
     assert not torch.equal(sampled(graphed, precision="float8"), expected)
 
 
+@pytest.mark.ci
 def test_weights_that_lie_elsewhere_are_captured_again(tiny_families, captured):
     graphed = prepared(tiny_families["flux"], "flux")
     expected = sampled(graphed)
@@ -192,6 +194,7 @@ def test_compiled_blocks_stay_compiled(tiny_families, monkeypatch):
     assert len(calls) == before + blocks
 
 
+@pytest.mark.ci
 def test_text_that_is_masked_is_another_pass(tiny_families, captured):
     """HunyuanVideo's blocks mask it, or not, though the arguments look alike."""
     model = "hunyuan_video"

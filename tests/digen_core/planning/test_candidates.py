@@ -207,6 +207,7 @@ def test_the_best_gangs_are_planned_first():
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.ci
 def test_where_a_pair_fits_no_single_device_gangs_train():
     """32 GB of weights and of a pair fit two cards that share its tokens."""
     found = found_in(cluster_of({"capacity": 60.0}))

@@ -89,6 +89,7 @@ def check_peaks(case, tree: dict, rank: int, real: dict) -> None:
             assert most >= 0.9 * line(count), (case, count)
 
 
+@pytest.mark.ci
 def test_a_member_holds_and_computes_its_part(tiny_families):
     folder = tiny_families["flux"]
 
@@ -109,6 +110,7 @@ def test_a_member_holds_and_computes_its_part(tiny_families):
     assert dealt.versions == 5 * alone.versions  # each member's, and the rows that they serve
 
 
+@pytest.mark.ci
 def test_each_stage_is_counted_for_itself(tiny_families):
     """Of three; the leader alone embeds and decodes."""
 

@@ -293,6 +293,7 @@ def test_of_equal_blocks_a_few_are_counted(tiny_families, tmp_path, family, trai
         assert few.pack(count) == pytest.approx(all_blocks.pack(count), rel=2e-3)
 
 
+@pytest.mark.ci
 def test_of_two_experts_both_are_held_and_one_may_be_trained(tiny_families):
     found = {
         name: memory_of(config_of("wan-a14b", model=model), Path(tiny_families["wan-a14b"]))
@@ -329,6 +330,7 @@ def test_the_vae_and_text_encoders_are_those_of_the_folder(tiny_families, family
     assert found.vae == vae
 
 
+@pytest.mark.ci
 def test_less_is_needed_where_the_config_says_so(tiny_families):
     folder = Path(tiny_families["flux"])
 
@@ -516,7 +518,7 @@ def test_size_prints_memory(tiny_families, capsys):
     assert heading.count("|") == cells.count("|")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_shows_what_is_counted(capsys):
     """docs/sizes.md is what `digen size --memory --markdown` prints."""
     section = (ROOT / "docs/sizes.md").read_text().partition("## Memory")[2]

@@ -135,6 +135,7 @@ def drawn_jobs(number: int):
         yield own, Leeway(layouts, max_stale_share=share, max_staleness=2, search_sizes=True)
 
 
+@pytest.mark.ci
 def test_nothing_is_simulated_twice_and_plans_are_those_of_simulating_all(monkeypatch):
     simulate, asked = search_module.simulate_choice, list[str]()
 

@@ -192,6 +192,7 @@ def test_a_group_costs_what_its_images_make_it_cost(tiny_families):
     assert group_costs(elsewhere, 0, (1, 4, 4, 4)) == pytest.approx((0.4, 1, 1, 1))
 
 
+@pytest.mark.ci
 def test_the_published_settings_give_the_published_parameters():
     assert {folder.name for folder in SETTINGS.iterdir()} == set(PUBLISHED)
     for name, (family, billions) in PUBLISHED.items():
@@ -400,6 +401,7 @@ def test_a_model_that_cannot_be_sized_is_one_line(arguments, message, capsys):
     assert message.replace("docs", str(root / "docs")) in err
 
 
+@pytest.mark.ci
 def test_the_page_shows_every_recipe(sd3_recipe):
     """docs/sizes.md is what `digen size --markdown` prints."""
     lines = (ROOT / "docs/sizes.md").read_text().partition("## Memory")[0].splitlines()

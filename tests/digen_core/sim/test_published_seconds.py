@@ -37,6 +37,7 @@ def published(name: str, page: str = "docs/scheduling.md") -> dict[str, float]:
     return {key: float(cell) for key, cell in list(zip(*columns, strict=True))[1:]}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in CHOICES],

@@ -166,6 +166,7 @@ def test_help_that_does_not_pay_is_left_off():
     assert elastic.seconds == tsp.seconds
 
 
+@pytest.mark.ci
 def test_stale_groups_are_left_off_where_there_is_no_tail():
     # Trained 30 times as long as generated: the trainers are the bottleneck at any split.
     scenario = without_jitter("C").model_copy(
@@ -210,6 +211,7 @@ def test_seeds_are_averaged():
     assert len(set(seconds)) == 3
 
 
+@pytest.mark.ci
 def test_a_push_that_takes_long_is_hidden_by_more_versions_of_staleness():
     """Scenario B at a split of 12 to 20: 51.4 s with one version, 46.8 with two, 46.6 with four."""
     far = without_jitter("B").model_copy(update={"push": 40.0})

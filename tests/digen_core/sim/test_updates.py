@@ -55,6 +55,7 @@ LEAST = {  # of the time behind a barrier, what they save in every scenario
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dealt_by", ["groups", "samples"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "D")) for name in EVERY]

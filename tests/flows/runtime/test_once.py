@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 FOUND = """
 from importlib import import_module
 from pkgutil import walk_packages
@@ -16,6 +18,7 @@ for module in walk_packages(flows.__path__, "flows."):
 """
 
 
+@pytest.mark.ci
 def test_no_flow_is_retried_or_taken_for_done():
     variables = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true"}
     done = subprocess.run(

@@ -68,6 +68,7 @@ def test_a_worker_comes_back_whatever_parted_it_from_its_scheduler():
         assert process.poll() is None
 
 
+@pytest.mark.ci
 def test_a_worker_ends_with_its_scheduler():
     with ExitStack() as ending:
         scheduler = ending.enter_context(run_cluster(ClusterConfig(tls=False), []))
@@ -79,6 +80,7 @@ def test_a_worker_ends_with_its_scheduler():
             assert process.wait(60) == 0
 
 
+@pytest.mark.ci
 def test_a_worker_that_is_started_before_its_scheduler_waits(monkeypatch):
     """Also for longer than Dask tries to connect, here a second: as where pods or jobs start."""
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")

@@ -33,6 +33,7 @@ def test_where_others_could_have_it_run_code_there_is_no_fork_server(monkeypatch
     assert start_method() == "spawn"
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(
     start_method() == "spawn", reason="each worker of this machine imports for itself"
 )
@@ -79,7 +80,7 @@ print(tempfile.gettempdir())
     assert said.split() == ["here", str(folder)]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.skipif(
     start_method() == "spawn", reason="each worker of this machine imports for itself"
 )

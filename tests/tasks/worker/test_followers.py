@@ -95,7 +95,7 @@ def test_a_second_leader_is_told_that_there_is_one():
     assert str(_reason(found)).startswith("the cluster has a worker called room already; end that")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL]
 )

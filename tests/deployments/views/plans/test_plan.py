@@ -239,6 +239,7 @@ def test_a_device_more_has_nothing_counted_again(tiny, tmp_path, capsys, monkeyp
     assert sorted(found) == [("memory_of", 1), ("sizes_of",)]
 
 
+@pytest.mark.ci
 def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
     from deployments.overrides import config_of
     from deployments.views.memory import GB, needs_of
@@ -254,6 +255,7 @@ def test_what_does_not_fit_is_one_line_with_what_would(tiny, tmp_path, capsys):
     assert err.endswith("use devices with more\n")
 
 
+@pytest.mark.ci
 def test_gangs_are_found_where_one_card_does_not_train(tiny, tmp_path, capsys):
     """The cluster file and the config that the plan prints are those of its gangs."""
     from deployments.overrides import config_of

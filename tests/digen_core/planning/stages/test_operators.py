@@ -31,6 +31,7 @@ def test_operators_compute_what_their_block_does(tiny_families, family):
                 assert graph.in_degree(name) >= 3
 
 
+@pytest.mark.ci
 def test_a_picture_of_the_blocks(tiny_families, tmp_path, capsys):
     job, path = str(ROOT / "deployments/configs/shapes.toml"), tmp_path / "blocks.svg"
     arguments = ["size", job, "--model.path", tiny_families["flux"], "--parallel.stages", "3"]
