@@ -7,12 +7,10 @@ from digen_core.planning.search import Choice, Fixed, search, simulate_choice
 from support.independent_tag import seconds_of_tag
 
 RECORDED = {("D", 4): 78.1, ("F", 12): 111.8, ("A2", 8): 132.8}  # of an earlier one
+CASES = [pytest.param(*own, marks=[pytest.mark.ci] * (own != ("D", 4))) for own in RECORDED]
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [pytest.param(*own, marks=[] if own == ("D", 4) else pytest.mark.ci) for own in RECORDED],
-)
+@pytest.mark.parametrize(("name", "split"), CASES)
 def test_tag_is_as_fast_as_an_independent_simulation(name, split):
     scenario = find_scenario(name)
     seconds = search(scenario, "tag", Fixed(num_rollout=split)).seconds
@@ -21,10 +19,7 @@ def test_tag_is_as_fast_as_an_independent_simulation(name, split):
     assert seconds <= 1.05 * seconds_of_tag(scenario, split)
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [pytest.param(*own, marks=[] if own == ("D", 4) else pytest.mark.ci) for own in RECORDED],
-)
+@pytest.mark.parametrize(("name", "split"), CASES)
 def test_helpers_turn_once_in_each_direction(name, split):
     scenario = find_scenario(name)
     helpers = scenario.devices - split
