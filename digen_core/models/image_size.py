@@ -37,8 +37,7 @@ def read_settings(folder: Path) -> tuple[Settings, Settings]:
     """Return the configs of VAE and transformer in the folder of a model.
 
     Raises:
-        OSError: one of them is not there.
-        ValueError: one of them is no JSON object.
+        UnreadableError: one of them is not there, or is no JSON object.
     """
     vae, transformer = (
         read_json_object(folder / part / "config.json", "the model's")

@@ -238,14 +238,14 @@ def test_the_only_trainer_is_lost_in_export(live):
 
     story = Story(lambda what: what == "export", signal_to("trainer-0"))
     with pytest.MonkeyPatch.context() as patch:
-        real = export.Batch.submit
+        real = export.TaskSet.submit
 
-        def submit(batch, task, label, *arguments, **parameters):
-            future = real(batch, task, label, *arguments, **parameters)
+        def submit(task_set, task, label, *arguments, **parameters):
+            submitted = real(task_set, task, label, *arguments, **parameters)
             story.see("export" if label.startswith("export") else None)
-            return future
+            return submitted
 
-        patch.setattr(export.Batch, "submit", submit)
+        patch.setattr(export.TaskSet, "submit", submit)
         live(story, cluster__trainer_workers=1)
     assert story.said("the optimizer's state was lost with worker trainer-0", "resumed 1 time")
 
