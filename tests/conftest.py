@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed, _, count = slice_.rpartition(":")
     kept: set[pytest.Item] = set()
     left = sorted(items, key=lambda item: sha256(f"{seed} {item.nodeid}".encode()).digest())
-    for marks in SLICED:
+    for place, marks in enumerate(SLICED):
         some = dict.fromkeys(item for item in left if any(map(item.get_closest_marker, marks)))
-        kept.update([*some][: int(count) // len(SLICED)])
+        kept.update([*some][: (int(count) + place) // len(SLICED)])
         left = [item for item in left if item not in some]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

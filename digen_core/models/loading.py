@@ -17,7 +17,6 @@ from digen_core.gang.sharding import shard
 from digen_core.models.attention import require_dealing, set_attention
 from digen_core.models.compiled import blocks_of, compile_blocks
 from digen_core.models.families import adapter_of
-from digen_core.models.image_size import read_settings
 from digen_core.models.pipeline.cuda_graphs import graphed_transformers
 from digen_core.models.pipeline.few_steps import check_few_steps
 from digen_core.models.pipeline.float8 import float8_linears
@@ -44,7 +43,8 @@ def load_trainable(config: RunConfig, parts: frozenset[Part], gang: Gang = ALONE
     check_stages(config, gang.size)
     adapter = adapter_of(config.model.family)
     if gang.stages > 1:  # of a hub id nobody may have seen the blocks before
-        _, transformer = read_settings(adapter.folder_of(config.model))
+        folder = adapter.folder_of(config.model)
+        transformer = diffusers.AutoModel.load_config(folder / "transformer")
         check_stages(config, gang.size, transformer=transformer)
     policy = adapter.load(config.model, parts, gang)
     prepare(policy, config, gang)

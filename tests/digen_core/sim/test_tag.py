@@ -19,7 +19,7 @@ def test_tag_is_as_fast_as_an_independent_simulation(name, split):
     assert seconds <= 1.05 * seconds_of_tag(scenario, split)
 
 
-@pytest.mark.parametrize(("name", "split"), CASES)
+@pytest.mark.parametrize(("name", "split"), RECORDED)
 def test_helpers_turn_once_in_each_direction(name, split):
     scenario = find_scenario(name)
     helpers = scenario.devices - split
