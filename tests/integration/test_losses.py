@@ -15,6 +15,7 @@ import psutil
 import pytest
 from distributed import Client
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
 from smooth_rewards import HANG_VARIABLE
 
 from digen_core.config.run import RunConfig
@@ -713,8 +714,8 @@ def test_a_run_that_ends_waits_for_no_newcomer(live, monkeypatch, caplog):
     assert not newcomers[0].thread.is_alive()
     assert not story.said("rollout-9")
     with get_client(sync_client=True) as client:
-        name = f"{story.run_context.run_id}-join-rollout-9"
-        found = [run for run in client.read_flow_runs() if run.name == name]
+        named = FlowRunFilter(name={"any_": [f"{story.run_context.run_id}-join-rollout-9"]})
+        found = client.read_flow_runs(flow_run_filter=named)
     told = "the worker was lost, or the run has ended"
     assert [(run.state_name, run.state.message) for run in found] == [("Cancelled", told)]
     assert "Traceback" not in caplog.text
