@@ -112,12 +112,12 @@ def go_on(
             )
             client, run = _begun(config, run_dir.name, run_dir, None)
             return client, Spool.restart(run_dir, run)
-        if (began_in := found.data.tags.get(FOLDER_TAG)) != str(run_dir.resolve()):
-            if began_in is not None and _is_of(Path(began_in), run_id):
-                tags = _tags(run_dir, None) | {COPY_TAG: run_id}
-                info = _made(client, found.info.experiment_id, config, run_dir.name, tags)
-                return client, Spool.restart(run_dir, _run_of(uri, info))
-            client.set_tag(run_id, FOLDER_TAG, str(run_dir.resolve()))  # it moved
+        if original_of(found, run_dir) is not None:
+            tags = _tags(run_dir, None) | {COPY_TAG: run_id}
+            info = _made(client, found.info.experiment_id, config, run_dir.name, tags)
+            return client, Spool.restart(run_dir, _run_of(uri, info))
+        if found.data.tags.get(FOLDER_TAG) != str(run_dir.resolve()):  # it moved
+            client.set_tag(run_id, FOLDER_TAG, str(run_dir.resolve()))
         logged = () if spool else _logged_in(client, found.info)
     except MlflowError as error:
         raise UserError(
@@ -125,6 +125,14 @@ def go_on(
             "name the MLflow that it began in: tracking.mlflow_uri"
         ) from error
     return client, Spool.create(run_dir, _run_of(uri, found.info), logged)
+
+
+def original_of(run: Run, run_dir: Path) -> Path | None:
+    """Return the folder of a run of MLflow, if that is there still, and another one than this."""
+    folder = run.data.tags.get(FOLDER_TAG)
+    if folder in (None, str(run_dir.resolve())) or not _is_of(Path(folder), run.info.run_id):
+        return None
+    return Path(folder)
 
 
 def _found(client: MlflowClient, run_id: str) -> Run | None:

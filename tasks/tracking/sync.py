@@ -16,9 +16,10 @@ from digen_core.transport.files import inside, try_lock
 from tasks.tracking.also.places import check_places
 from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
+from tasks.tracking.opening import original_of
 from tasks.tracking.sender import Sender
-from tasks.tracking.server import DATABASE_OF_RUNS, is_own
-from tasks.tracking.spool import Spool
+from tasks.tracking.server import DATABASE_OF_RUNS, MlflowError, is_own
+from tasks.tracking.spool import RunOfSpool, Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,13 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
 
     Raises:
         UserError: the folder holds nothing for MLflow, leads out of itself, or names an MLflow
-            that is neither the environment's nor the file beside it; or nobody is logged in to a
-            place that is told, too.
+            that is neither the environment's nor the file beside it, or is a copy; or nobody is
+            logged in to a place that is told, too.
     """
     spool = _spool_of(run_dir)
     run = spool.run.model_copy(update={"uri": uri or _own_uri(run_dir, spool.run.uri)})
+    client = MlflowClient(run.uri)
+    _require_original(client, run, run_dir)
     before = spool.num_unsent + len(spool.aside())
     # Nobody is to resume the run meanwhile: it would be told of as killed while it goes on.
     idle = try_lock(inside(run_dir, LOCK_OF_RUN), shared=True)
@@ -61,7 +64,7 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
             end = {"status": "KILLED", "message": "its process ended without a word"}
             spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
             before += 1
-    Sender(spool, Delivery(MlflowClient(run.uri), run, run_dir)).close()
+    Sender(spool, Delivery(client, run, run_dir)).close()
     left = spool.num_unsent + len(spool.aside())
     also, not_yet = _tell_others(spool)
     return Sent(run.name, run.uri, before - left, left, False, also, not_yet)
@@ -86,6 +89,23 @@ def _spool_of(run_dir: Path) -> Spool:
         if entry["kind"] in ("file", "model"):
             inside(run_dir, str(entry.get("path", "")))
     return spool
+
+
+def _require_original(client: MlflowClient, run: RunOfSpool, run_dir: Path) -> None:
+    """Check that a folder is no copy, which knows nothing of how the run that it names went on.
+
+    Raises:
+        UserError: it is, and the other one is there still.
+    """
+    try:
+        found = client.get_run(run.mlflow_run_id)
+    except MlflowError:  # then it takes nothing either
+        return
+    if (original := original_of(found, run_dir)) is not None:
+        raise UserError(
+            f"{run_dir} is a copy of {original}, whose run of MLflow it names; give that folder, "
+            "or resume or evaluate the copy, which begins a run of its own"
+        )
 
 
 def _tell_others(spool: Spool) -> tuple[tuple[str, ...], tuple[str, ...]]:

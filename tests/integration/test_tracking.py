@@ -418,6 +418,15 @@ def test_a_run_that_ended_without_a_word_is_told_of_as_killed(tracker, runs_dir,
     assert run_of(tracker).info.status == "KILLED"
 
 
+def test_a_copy_of_a_run_that_goes_on_does_not_tell_of_it_as_killed(tracker, runs_dir, request):
+    folder, copy = runs_dir / request.node.name, runs_dir / "backup"
+    shutil.copytree(folder, copy)
+    with pytest.raises(UserError, match=rf"{copy} is a copy of {folder}, whose run of MLflow"):
+        send_rest(copy)
+    assert run_of(tracker).info.status == "RUNNING"
+    tracker.finish("FINISHED")
+
+
 @pytest.mark.parametrize("rewards", [{"reward": 0.5}, {"watched/score": 0.5}, {}], ids=list)
 def test_a_run_whose_folder_forgot_what_it_logged_logs_nothing_twice(
     tracker, runs_dir, request, rewards

@@ -16,6 +16,7 @@ RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="r", name="run
 def spool(tmp_path, monkeypatch):
     """The spool of a run whose process ended without a word; MLflow takes nothing."""
     monkeypatch.setattr(sync, "Sender", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(sync, "_require_original", lambda *_: None)
     own = Spool.create(tmp_path, RUN)
     own.append("status 1", "status", status="RUNNING", message="", time=1)
     return own
