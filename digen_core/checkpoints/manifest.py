@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.inputs.reading import UnreadableError, read_json
+from digen_core.inputs.reading import UnreadableError, read_json, reason_of
 from digen_core.strict import Strict
 
 CHECKPOINTS_OF_RUN: Final = "checkpoints"
@@ -124,10 +124,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
             with safe_open(path, framework="numpy") as file:  # refuses a cut-off file
                 parts |= {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise damaged(
-            checkpoint, f"{MANIFEST}: {'.'.join(map(str, problem['loc']))} {problem['msg']}"
-        ) from error
+        raise damaged(checkpoint, f"{MANIFEST}: {reason_of(error)}") from error
     except (OSError, UnicodeDecodeError, SafetensorError) as error:
         raise damaged(checkpoint, str(error)) from error
     if manifest.format != FORMAT:
@@ -196,4 +193,4 @@ def read_lineage(run_dir: Path) -> Lineage | None:
             raise
         return None
     except ValidationError as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}") from error

@@ -18,6 +18,7 @@ from digen_core.checkpoints.manifest import (
 )
 from digen_core.config.checkpoint import EVALUATION, CheckpointConfig
 from digen_core.errors import UserError
+from digen_core.inputs.reading import reason_of
 from digen_core.records import EvaluationReport
 from digen_core.transport.files import remove_folder
 
@@ -79,7 +80,7 @@ def _evaluation_in(path: Path) -> EvaluationReport | None:
     try:
         return EvaluationReport.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        logger.warning("%s is damaged and left out: %s", path, " ".join(str(error).split()))
+        logger.warning("%s is damaged and left out: %s", path, reason_of(error))
         return None
 
 

@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from digen_core.errors import UserError
 
 MIB: Final = 2**20
@@ -187,7 +189,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """Say in a few words why a file cannot be opened."""
+    """Say in a few words why a file cannot be opened, or what of its content is wrong first."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

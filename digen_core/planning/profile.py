@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
-from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes
+from digen_core.inputs.reading import JSON_BYTES, UnreadableError, read_bytes, reason_of
 from digen_core.records import GENERATING, Crossing, Span
 from digen_core.sim.links import busy_periods
 from digen_core.strict import Strict
@@ -260,9 +260,7 @@ def load_profile(path: str | Path) -> Costs:
     except UnreadableError as error:
         raise UserError(f"{error}; give the {PROFILE_OF_RUN} of a run") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path} is no profile of a run: {where}: {first['msg']}") from error
+        raise UserError(f"{path} is no profile of a run: {reason_of(error)}") from error
 
 
 def _observed(spans: Sequence[Span]) -> Iterator[tuple[Span, str, float]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from digen_core.inputs.reading import reason_of
 from digen_core.records import IterationRecord
 from digen_core.strict import Strict
 from digen_core.transport.files import make_folder, replace_text
@@ -59,4 +60,4 @@ def _readable(paths: list[Path]) -> Iterator[IterationRecord]:
             kept = _Kept.model_validate_json(path.read_bytes())
             yield IterationRecord(**kept.model_dump())
         except (OSError, ValueError) as error:
-            logger.warning("%s is damaged and left out: %s", path, " ".join(str(error).split()))
+            logger.warning("%s is damaged and left out: %s", path, reason_of(error))

@@ -21,10 +21,10 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from digen_core.inputs.reading import reason_of
 from digen_core.strict import Strict
 from digen_core.transport.entries import ENTRIES_OF_RUN, FOLDER, Entry, entries_in, read_entries
 from digen_core.transport.files import append_line, appending, make_folder, replace_text, try_lock
-from tasks.tracking.server import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Spool:
         try:
             return cls(run_dir, RunOfSpool.model_validate_json(header.read_bytes()))
         except ValidationError as error:
-            logger.warning("%s is damaged and left out: %s", header, first_line(error))
+            logger.warning("%s is damaged and left out: %s", header, reason_of(error))
             return None
 
     def __contains__(self, key: str) -> bool:

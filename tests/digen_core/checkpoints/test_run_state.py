@@ -108,7 +108,8 @@ def test_damaged_files_are_left_out(run, caplog):
     assert found.num_iterations is None
     assert found.evaluation.version == 0
     assert evaluations_of(run).keys() == {"before"}
-    assert "after.json is damaged and left out" in caplog.text
+    assert "after.json is damaged and left out: Invalid JSON: EOF" in caplog.text
+    assert "pydantic" not in caplog.text
     assert "someones" not in caplog.text
 
 

@@ -253,7 +253,7 @@ def test_a_profile_is_read_as_it_was_saved(tmp_path):
     ("text", "message"),
     [
         (None, "cannot read the profile .*: No such file or directory; give the profile.json of"),
-        ("{", "is no profile of a run: the file: Invalid JSON"),
+        ("{", "is no profile of a run: Invalid JSON"),
         ('{"kinds": {}, "pull": 1}', "is no profile of a run: pull: Extra inputs"),
         ('{"kinds": {"h100": {"pack": {}}}}', "kinds.h100.step: Field required"),
         ('{"kinds": {}, "reward_servers": 0}', "reward_servers: Input should be greater than or"),
