@@ -27,6 +27,7 @@ from digen_core.control.protocol import Fragment, Pack
 from digen_core.data.draws import prompts_with_refills
 from digen_core.data.prompts import Prompt, prompts_hash, train_prompts
 from digen_core.errors import UserError
+from digen_core.inputs.reading import require_file
 from digen_core.maths.ddpo import RewardHistory
 from digen_core.records import IterationRecord
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration, steps_to_keep
@@ -120,7 +121,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     record = _record_of(run_dir, iteration)
     version = record.version - 1
     checkpoint, history = checkpoint_of(run_dir, version)
-    rows = pq.read_table(file_of(run_dir / "samples", iteration)).to_pylist()
+    rows = _rows_of(run_dir, iteration)
     texts, columns = _by_group(rows)
     prompts = _prompts_of(run_dir, config, iteration, texts)
     left = last_groups(columns, config.rollout.prompts_per_iteration)
@@ -130,12 +131,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     found = advantages_of(config, columns, keys, history, nonfinite=nonfinite)
     segments = read_segments(run_dir, iteration)
     if not segments:
-        kept = config.tracking.keep_trajectories
-        raise UserError(
-            f"{run_dir} keeps no trajectories of iteration {iteration + 1}, as "
-            f"tracking.keep_trajectories, of the newest iterations, was {kept}; set it to more, or "
-            "to all, before a run"
-        )
+        raise _without_trajectories(run_dir, config, iteration)
     trained = {
         group: found.chosen.get(group, tuple(range(len(values))))
         for group, values in found.values.items()
@@ -188,6 +184,36 @@ def checkpoint_of(run_dir: Path, version: int) -> tuple[Path | None, RewardHisto
     raise UserError(
         f"{run_dir} keeps no checkpoint of version {version}, which was in use then, but {kept}; "
         "set checkpoints.keep_every = 1 before the run, or replay another iteration"
+    )
+
+
+def _rows_of(run_dir: Path, iteration: int) -> list[dict[str, Any]]:
+    """Return the samples of an iteration, a row each.
+
+    Raises:
+        UserError: they are not there, or damaged.
+    """
+    path = file_of(run_dir / "samples", iteration)
+    require_file(path, f"the samples of iteration {iteration + 1},")
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    return rows
+
+
+def _without_trajectories(run_dir: Path, config: RunConfig, iteration: int) -> UserError:
+    """Return the error of an iteration whose latents are not there."""
+    number, kept = iteration + 1, config.tracking.keep_trajectories
+    if kept == "all":
+        return UserError(
+            f"{run_dir} keeps no trajectories of iteration {number}, though "
+            "tracking.keep_trajectories is all: it was not then, or they were removed; replay "
+            "another iteration"
+        )
+    return UserError(
+        f"{run_dir} keeps no trajectories of iteration {number}, as tracking.keep_trajectories, of "
+        f"the newest iterations, was {kept}; set it to more, or to all, before a run"
     )
 
 

@@ -1,11 +1,16 @@
 """Which settings a replay takes: its samples, and how they are dealt to updates, stay."""
 
+import re
+
 import pytest
 
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.reference.replay import last_groups, replay_config
+from digen_core.records import IterationRecord, SampleRow
+from digen_core.reference.replay import kept_iteration, last_groups, replay_config
+from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
+from digen_core.transport.samples import write_samples
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,30 @@ def test_several_updates_are_not_replayed(tmp_path, updates, overrides, message)
 def test_groups_that_others_took_the_place_of_are_not_trained(groups, expected):
     """With 3 prompts an iteration; whichever come first."""
     assert last_groups(reversed(groups), 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "keeps", "message"),
+    [
+        (None, 1, "the samples of iteration 1, RUN/samples/iteration-000000.parquet: No such file"),
+        ("cut off", 1, "RUN/samples/iteration-000000.parquet is damaged: Could not open Parquet"),
+        ("whole", 1, "RUN keeps no trajectories of iteration 1, as tracking.keep_trajectories, of"),
+        ("whole", "all", "though tracking.keep_trajectories is all: it was not then, or they were"),
+    ],
+)
+def test_what_an_iteration_lacks_is_named(tmp_path, samples, keeps, message):
+    config = RunConfig.model_validate(
+        {"rollout": {"group_size": 2}, "tracking": {"keep_trajectories": keeps}}
+    )
+    record = IterationRecord(0, 1, 1.5, {"train/grad_norm": 0.5})
+    write_metrics(tmp_path / METRICS_OF_RUN, record)
+    if samples is not None:
+        rows = [
+            SampleRow(0, 0, i, "red", 7, 0, "a", i / 2, {}, 0.0, True, [0], [0.5], 0.5, 0.1, {})
+            for i in range(2)
+        ]
+        path = write_samples(tmp_path / "samples", 0, rows)
+        content = path.read_bytes()
+        path.write_bytes(content if samples == "whole" else content[:-8])
+    with pytest.raises(UserError, match=re.escape(message.replace("RUN", str(tmp_path)))):
+        kept_iteration(tmp_path, config, 0)
