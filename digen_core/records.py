@@ -20,7 +20,8 @@ from digen_core.maths.statistics import (
 from digen_core.strict import Strict
 
 FIRST: Final = "before"
-"""Tag of a run's first evaluation."""
+LAST: Final = "after"
+"""Tags of a run's first evaluation, and of its last."""
 
 SpanKind = Literal[
     "encode",

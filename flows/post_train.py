@@ -16,7 +16,7 @@ from digen_core.config.run import RunConfig
 from digen_core.preflight.reward_probe import probe_before_start
 from digen_core.preflight.rewards import notes_on_rewards
 from digen_core.preflight.run import check_run
-from digen_core.records import RunReport
+from digen_core.records import LAST, RunReport
 from flows.configured import configured_flow
 from flows.evaluate import evaluate_once
 from flows.export import export
@@ -78,5 +78,5 @@ def train(run: RunContext) -> None:
                 say(f"{conductor.limit_reached}: no more iterations")
                 break
     keep_last(run)
-    evaluate_once(run, "after")
+    evaluate_once(run, LAST)
     on_cluster(run, export)

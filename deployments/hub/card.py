@@ -11,18 +11,20 @@ from deployments.views.report_rewards import evaluation_table, reward_curves
 from deployments.views.summary import LEGEND
 from digen_core.checkpoints.adapter import Adapter
 from digen_core.checkpoints.export import save_kept_adapter
+from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.families import FAMILIES, VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.inputs.text import number_of
 from digen_core.models.expert_names import PARTS, split
 from digen_core.preflight.hub import is_hub_id
+from digen_core.records import FIRST, LAST
 from digen_core.trace.charts import draw_curves
 from digen_core.trace.page import Table, png_of
 from digen_core.transport.files import inside
 from tasks.views.markdown import cell, code, escaped
 
 CARD: Final = "README.md"
-GRIDS: Final = ("before", "after")
+GRIDS: Final = (FIRST, LAST)
 HELD_OUT: Final = f"Held-out prompts, mean over the samples. {LEGEND}."
 LICENCE: Final = (
     "*To be filled in by whoever publishes this: the licences of the base model, of the reward "
@@ -33,10 +35,14 @@ LICENCE: Final = (
 def write_hub_folder(run_dir: Path, adapter: Adapter, folder: Path) -> None:
     """Write adapter, card and pictures of a run into a folder that is there.
 
+    Evaluations of later versions, whose checkpoints are not kept or damaged, are not the adapter's.
+
     Raises:
-        UserError: evaluations or samples of the run cannot be read.
+        UserError: samples of the run cannot be read.
     """
-    evaluations = evaluation_table(run_dir)
+    found = evaluations_of(run_dir)
+    later = {tag for tag, own in found.items() if own.version > adapter.manifest.version}
+    evaluations = evaluation_table({tag: found[tag] for tag in found.keys() - later})
     curves, errors = reward_curves(run_dir)
     save_kept_adapter(adapter, folder)
     pictures = []
@@ -45,7 +51,7 @@ def write_hub_folder(run_dir: Path, adapter: Adapter, folder: Path) -> None:
         pictures.append("rewards")
     for name in GRIDS:
         grid = inside(run_dir, f"grids/{name}.png")
-        if grid.is_file():
+        if grid.is_file() and name not in later:
             shutil.copyfile(grid, folder / f"{name}.png")
             pictures.append(name)
     text = _text(run_dir.resolve().name, adapter, evaluations, pictures)

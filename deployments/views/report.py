@@ -12,6 +12,7 @@ from rich.console import Console
 from deployments.views.report_rewards import evaluation_table, reward_curves
 from deployments.views.summary import LEGEND
 from deployments.views.terminal import borderless, plain, terminal
+from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import require_run
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
@@ -76,7 +77,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
     Raises:
         UserError: the folder is no run's, holds no spans, or ``out`` cannot be written.
     """
-    trace, evaluations = read_trace(run_dir), evaluation_table(run_dir)
+    trace, evaluations = read_trace(run_dir), evaluation_table(evaluations_of(run_dir))
     shown = shown_iterations(trace.windows, every)
     pictures = {name_of(index): timeline(trace, index) for index in shown}
     pictures["idle.png"] = draw_idle(trace.all_gaps, trace.devices, trace.seconds, trace.name)

@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ValidationError
 
-from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import config_of_run
 from digen_core.config.rewards import RewardConfig, relative
 from digen_core.errors import ConfigError, UserError
 from digen_core.maths.statistics import standard_error
-from digen_core.records import EvaluationReport
+from digen_core.records import FIRST, LAST, EvaluationReport
 from digen_core.trace.page import Table
 from digen_core.transport.samples import read_samples
 from tasks.views.display import change_text, mean_text, verdict_in_short, wins_cells
@@ -100,21 +98,14 @@ def _errors(samples: pa.Table, name: str) -> dict[int, float]:
     return {number: error for number, error in errors.items() if error is not None}
 
 
-def evaluation_table(run_dir: Path) -> Table | None:
-    """Return the first and the last evaluation of a run, and how they differ.
+def evaluation_table(evaluations: Mapping[str, EvaluationReport]) -> Table | None:
+    """Return the first and the last of a run's evaluations, by tag, and how they differ.
 
     None without any, or if they show no reward.
-
-    Raises:
-        UserError: one of them cannot be read.
     """
-    try:
-        found = sorted(evaluations_of(run_dir).items(), key=lambda item: item[1].version)
-    except (ValidationError, OSError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"cannot read the evaluations of {run_dir}: {why}") from error
-    if not found:
+    if not evaluations:
         return None
+    found = sorted(evaluations.items(), key=_order)
     (first_tag, first), (last_tag, last) = found[0], found[-1]
     names = sorted(last.rewards, key=lambda name: (name != "reward", name))
     if not names:  # all rewards compare the samples of a group
@@ -124,6 +115,12 @@ def evaluation_table(run_dir: Path) -> Table | None:
     rows = [_row(first, last, name) for name in names]
     wins = ["wins"] if last.wins else []
     return Table(("evaluation", first_tag, last_tag, "change", *wins, ""), rows)
+
+
+def _order(evaluation: tuple[str, EvaluationReport]) -> tuple[int, bool, bool]:
+    """Return what evaluations are sorted by: those before and after may be of one version."""
+    tag, report = evaluation
+    return report.version, tag != FIRST, tag == LAST
 
 
 def _row(first: EvaluationReport, last: EvaluationReport, name: str) -> list[str]:

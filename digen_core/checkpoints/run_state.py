@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.config.load import CONFIG_OF_RUN, config_of_run, require_run
 from digen_core.errors import UserError
-from digen_core.records import EvaluationReport, IterationRecord
+from digen_core.records import FIRST, LAST, EvaluationReport, IterationRecord
 from digen_core.transport.entries import FOLDER, last_entries
 from digen_core.transport.metrics import METRICS_OF_RUN, last_metrics
 
@@ -94,7 +94,7 @@ def state_of(run_dir: Path) -> RunState:
     except UserError:
         total = None
     last, evaluations = _last_record(run_dir), _evaluations(run_dir)
-    after, version = evaluations.get("after"), last.version if last else 0
+    after, version = evaluations.get(LAST), last.version if last else 0
     newest = max(evaluations.values(), key=lambda report: report.version, default=None)
     done = last.iteration + 1 if last else 0
     is_over = after is not None and after.version == version and not _ended_otherwise(run_dir)
@@ -194,7 +194,7 @@ def _evaluations(run_dir: Path) -> dict[str, EvaluationReport]:
     for path in run_dir.glob(f"{EVALUATIONS_OF_RUN}/*.json"):
         if number := re.fullmatch(r"iteration-(\d+)", path.stem):
             between[int(number[1])] = path
-        elif path.stem in ("before", "after"):
+        elif path.stem in (FIRST, LAST):
             others[path.stem] = path
     found = {tag: report for tag, path in others.items() if (report := _evaluation(path))}
     last = (between[number] for number in sorted(between, reverse=True))

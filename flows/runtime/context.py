@@ -18,7 +18,7 @@ from distributed import Client
 from digen_core.checkpoints.manifest import Lineage
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import Prompt
-from digen_core.records import FIRST, RunReport
+from digen_core.records import FIRST, LAST, RunReport
 from digen_core.trace.live import LiveTrace
 from digen_core.trace.prices import price_per_second
 from flows.runtime.fleet.fleet import Fleet
@@ -101,7 +101,7 @@ class RunContext:
             num_iterations=progress.num_iterations,
             seconds=progress.seconds,
             before=progress.evaluations.get(FIRST),
-            after=progress.evaluations["after"],
+            after=progress.evaluations[LAST],
             view=self.tracker.describe(),
         )
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -36,7 +37,8 @@ def folder(tiny_flux, tmp_path, monkeypatch):
     tree = {"model": model, "train": {"lora": LORA.model_dump()}, "rewards": {"ocr": 1.0}}
     config = RunConfig.model_validate(tree)
     path.mkdir()
-    write_checkpoint(path / "checkpoints", initial_state(weights), position_of(3, config))
+    state = replace(initial_state(weights), version=1)
+    write_checkpoint(path / "checkpoints", state, position_of(3, config))
     for name in ("evaluation", "grids"):
         (path / name).mkdir()
     for version, tag in enumerate(("before", "after")):
@@ -56,7 +58,7 @@ def folder(tiny_flux, tmp_path, monkeypatch):
 def test_a_program_gets_one_file(target, folder, capsys):
     assert run(["export", "run-1", "--for", target]) == 0
     out = f"run-1/{target}/run-1.safetensors"
-    assert capsys.readouterr().out == f"{out} holds the adapter of version 0\n"
+    assert capsys.readouterr().out == f"{out} holds the adapter of version 1\n"
     assert names_in(folder / target) == ["run-1.safetensors"]
     assert any(key.endswith(".alpha") for key in load_file(out))
 
@@ -74,6 +76,18 @@ def test_the_hub_gets_a_card(folder):
     for part in ("| rewards | ocr |", "from_pretrained('org/base')", "(before.png)", "Licence"):
         assert part in card.text
     assert str(folder.parent) not in str(card)
+
+
+def test_what_a_later_version_was_judged_at_is_not_on_the_card(folder):
+    """As where it was killed between checkpoints, or the newest one is damaged."""
+    report = folder / "evaluation" / "after.json"
+    report.write_text(report.read_text().replace('"version":1', '"version":2'))
+    assert run(["export", "run-1", "--for", "hub"]) == 0
+    assert names_in(folder / "hub") == [name for name in FILES if name != "after.png"]
+    text = ModelCard.load(folder / "hub" / "README.md").text
+    assert "version 1 of the policy" in text
+    assert "| evaluation | before |" in text
+    assert "1.500" not in text
 
 
 def test_a_card_of_a_model_on_disk_does_not_say_where_it_is(folder, tiny_flux):

@@ -242,16 +242,21 @@ def test_the_summary_of_a_run_shows_them_in_80_columns():
     assert "wins" not in printed(print_evaluation, base)
 
 
-def test_pages_show_them(tmp_path):
+@pytest.mark.parametrize("tags", [("before", "after"), ("after", "before")])
+def test_before_stands_before_after_also_of_one_version(tags):
+    """Of a run that made none: files come in any order."""
+    table = evaluation_table({tag: report_of(0, BASE) for tag in tags})
+    assert table.columns == ("evaluation", "before", "after", "change", "")
+
+
+def test_pages_show_them():
     last = report_of(2).model_copy(update={"wins": {"reward": WINS}})
-    (tmp_path / "evaluation").mkdir()
-    for tag, report in (("before", report_of(0, BASE)), ("after", last)):
-        (tmp_path / "evaluation" / f"{tag}.json").write_text(report.model_dump_json())
-    table = evaluation_table(tmp_path)
+    evaluations = {"before": report_of(0, BASE), "after": last}
+    table = evaluation_table(evaluations)
     assert table.columns == ("evaluation", "before", "after", "change", "wins", "")
     assert [len(row) for row in table.rows] == [len(table.columns)]
     assert table.rows[0][4] == "75% ± 14%"
-    progress = Progress(RunConfig(), evaluations={"before": report_of(0, BASE), "after": last})
+    progress = Progress(RunConfig(), evaluations=evaluations)
     lines = page_of("run", progress, {}).splitlines()
     head, rule, row = (line for line in lines if line.startswith("|"))
     assert head.endswith("| change | wins |  |")
