@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from digen_core.control.protocol import Device
+from digen_core.inputs.text import short
 from digen_core.trace.gaps import CAUSES, Cause, Gap
 from digen_core.trace.metrics import idle_seconds
 from digen_core.trace.style import BUSY_COLOUR, IDLE_STYLES
@@ -62,7 +63,7 @@ def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, na
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.tick_params(axis="x", labelsize=8)
-    title = f"{verbatim(name)}: where {totals[0]:.4g} device seconds went"
+    title = f"{verbatim(name)}: where {short(totals[0], 4)} device seconds went"
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(bbox_to_anchor=(1.01, 1), loc="upper left", frameon=False, fontsize=8)
     return figure

@@ -34,7 +34,7 @@ HEADLINES: Final = {
     "throughput/samples_per_second": ("images/s", ".1f"),
     "throughput/mfu": ("share of the peak", ".1%"),
     "cost/per_sample": ("cost of an image", ".3g"),
-    "cost/total": ("spent", ".4g"),
+    "cost/total": ("spent", ".6g"),
     "time/iteration_seconds": ("seconds", ".1f"),
 }
 """What is worth a line: metric name -> (label, format)."""

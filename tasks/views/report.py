@@ -13,7 +13,7 @@ from typing import Final
 
 from digen_core.config.rewards import relative
 from digen_core.inputs.addresses import redacted
-from digen_core.inputs.text import number_of
+from digen_core.inputs.text import number_of, short
 from digen_core.records import EvaluationReport, IterationRecord, Picture
 from tasks.views.display import (
     Progress,
@@ -76,7 +76,7 @@ def iteration_report(record: IterationRecord, timeline: bytes) -> str:
         record: of the iteration.
         timeline: its picture as PNG, or nothing.
     """
-    parts = [f"# iteration {record.iteration + 1}: {record.seconds:.3g} s"]
+    parts = [f"# iteration {record.iteration + 1}: {short(record.seconds)} s"]
     if names := headlines(record.metrics):
         rows = [f"| {_label(n)} | {value_text(n, record.metrics)} |" for n in names]
         parts.append("\n".join(["| metric | value |", "|---|---:|", *rows]))

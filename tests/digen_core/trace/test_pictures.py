@@ -101,6 +101,11 @@ def test_the_idle_chart_stacks_shares_up_to_one():
     }
 
 
+def test_long_runs_take_whole_seconds():
+    figure = draw_idle(GAPS, devices_of(1, 1), 61_234, "run")
+    assert figure.axes[0].get_title(loc="left") == "run: where 122468 device seconds went"
+
+
 def test_curves_of_many_components_look_different():
     figure = draw_curves({f"r{n}/score": {1: 0.5, 2: n / 20} for n in range(20)}, {})
     looks = {(own.get_color(), own.get_linestyle()) for own in figure.axes[0].lines}

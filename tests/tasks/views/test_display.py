@@ -5,7 +5,7 @@ from weakref import ref
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from tasks.views.display import Progress
-from tasks.views.report import report_of
+from tasks.views.report import iteration_report, report_of
 
 
 def test_a_page_shows_the_first_and_the_last_of_hundreds_of_evaluations():
@@ -48,3 +48,10 @@ def test_iterations_that_are_done_again_count_once():
         progress.add_iteration(IterationRecord(index, index + 1, 1.5, {"reward/mean": reward}))
     assert progress.trend("reward/mean") == [0.0, 0.5, 0.6]
     assert progress.trend("train/kl") == []
+
+
+def test_long_iterations_and_large_sums_are_written_out():
+    record = IterationRecord(0, 1, 1234.4, {"reward/mean": 0.5, "cost/total": 12345.5})
+    page = iteration_report(record, b"")
+    assert "# iteration 1: 1234 s\n" in page
+    assert "| 12345.5 |" in page
