@@ -45,8 +45,8 @@ from tasks.cluster.presence import addresses_of, dismiss, require_pools, workers
 from tasks.cluster.stopping import stop_tasks
 from tasks.runner.prefect_api import one_async_client
 from tasks.runner.task_runner import shared_client
-from tasks.tracking import Tracker
 from tasks.tracking.spool import Spool
+from tasks.tracking.tracker import Tracker
 from tasks.views.artifacts import RunArtifacts
 from tasks.workers import RealWorkers, Workers
 

@@ -53,9 +53,9 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
 from flows.runtime.observers import forwarding, observers, say, warn
-from tasks.tracking import Tracker
 from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
+from tasks.tracking.tracker import Tracker
 
 LOOK_SECONDS: Final = 2.0
 """How long a lock is tried: who looks whether a run is trained, such as ``digen ls``, shares it for

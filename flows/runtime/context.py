@@ -26,7 +26,7 @@ from flows.runtime.fleet.watch import Watch
 from flows.runtime.observers import stopped
 from flows.runtime.progress import Progress
 from flows.runtime.requests import Control
-from tasks.tracking import Tracker
+from tasks.tracking.tracker import Tracker
 from tasks.workers import Workers
 
 

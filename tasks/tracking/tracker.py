@@ -29,7 +29,8 @@ from tasks.tracking.also.teller import Teller
 from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
 from tasks.tracking.model import package
-from tasks.tracking.opening import begin, go_on, metrics_of_evaluation, params_of_evaluation
+from tasks.tracking.opening import begin, go_on
+from tasks.tracking.params import metrics_of_evaluation, params_of_evaluation
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool, evaluation_key, iteration_key

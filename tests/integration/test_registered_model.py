@@ -19,7 +19,7 @@ from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.stock import generate
 from support.tiny_policies import TINY, load_trainable, moved_weights
-from tasks.tracking import Tracker
+from tasks.tracking.tracker import Tracker
 
 PROMPTS = ["a red circle", "two blue squares"]
 SIZE = {"height": 32, "width": 32}

@@ -19,11 +19,12 @@ from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from support.mlflow_server import free_port
 from support.paths import ROOT
-from tasks.tracking import Tracker, sender
+from tasks.tracking import sender
 from tasks.tracking.environment import read_environment
-from tasks.tracking.opening import flatten
+from tasks.tracking.params import flatten
 from tasks.tracking.server import page_of
 from tasks.tracking.sync import send_rest
+from tasks.tracking.tracker import Tracker
 
 
 def config_in(folder, **tracking_keys) -> RunConfig:

@@ -12,8 +12,8 @@ from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
 from support.mlflow_server import MlflowServer
 from support.runs import Watch
-from tasks.tracking import Tracker
 from tasks.tracking.sync import send_rest
+from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.ci
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from deployments.cli import run
 from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
-from tasks.tracking import Tracker
+from tasks.tracking.tracker import Tracker
 
 SECRET = "-----BEGIN PRIVATE KEY-----"
 

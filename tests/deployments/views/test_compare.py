@@ -12,8 +12,8 @@ from digen_core.config.run import RunConfig
 from digen_core.maths.statistics import Change, error_of
 from digen_core.records import EvaluationReport, IterationRecord
 from support.small_disk import small_disk
-from tasks.tracking import Tracker
 from tasks.tracking.history import RunData, read_run
+from tasks.tracking.tracker import Tracker
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,11 @@ from digen_core.preflight import run as preflight
 from digen_core.records import EvaluationReport, IterationRecord
 from support.imports import imported_with
 from tasks.cluster.start_method import import_ahead
-from tasks.tracking import Tracker
 from tasks.tracking.also import teller as telling
 from tasks.tracking.also.teller import Teller
 from tasks.tracking.spool import RunOfSpool, Spool
 from tasks.tracking.sync import send_rest
+from tasks.tracking.tracker import Tracker
 
 RUN = RunOfSpool(uri="http://x", experiment_id="1", mlflow_run_id="0123abcd", name="run")
 CONFIG = RunConfig.model_validate({"seed": 17, "tracking": {"experiment": "a/b"}})
@@ -411,7 +411,7 @@ import sys, time
 from pathlib import Path
 from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
-from tasks.tracking import Tracker
+from tasks.tracking.tracker import Tracker
 
 config = RunConfig.model_validate_json(Path(sys.argv[1], "config.json").read_text())
 tracker = Tracker.start(config, "run-1", Path(sys.argv[1]))
