@@ -6,6 +6,8 @@ What a command of ``digen`` does when all its checks have passed is replaced by 
 import json
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -66,6 +68,14 @@ DOWNLOADED = {
     ),
 }
 """Files that the reader has from somewhere else, or makes."""
+
+PARSED_BY_PIP = """
+import json, sys
+from pip._internal.commands import create_command
+options, targets = create_command(sys.argv[1]).parse_args(sys.argv[2:])
+json.dump([options.constraints, targets], sys.stdout)
+"""
+"""Code for another process: newer pips cannot be imported where pytest's import hooks are."""
 
 STARTS = (
     "deployments.bench.algorithms.main",
@@ -252,12 +262,11 @@ class Reader:
         compile(code, option, "exec")
 
     def _pip(self, words: list[str], command: Printed) -> None:
-        from pip._internal.commands import create_command
-
         if words == ["freeze"]:
             return
-        options, targets = create_command(words[0]).parse_args(words[1:])
-        for name in options.constraints:
+        said = subprocess.check_output([sys.executable, "-c", PARSED_BY_PIP, *words], text=True)
+        constraints, targets = json.loads(said)
+        for name in constraints:
             assert Path(name).is_file(), name
         own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         for target in targets:
