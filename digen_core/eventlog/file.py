@@ -13,7 +13,7 @@ from digen_core.control.snapshot import Snapshot
 from digen_core.errors import UserError
 from digen_core.eventlog.entries import Handled, Log, Mark, Segment, Time
 from digen_core.eventlog.tagged import Tagged
-from digen_core.inputs.reading import read_bytes, shown
+from digen_core.inputs.reading import read_bytes, reason_of, shown
 from digen_core.transport.files import inside, written_whole
 
 EVENTS_OF_RUN: Final = "events.jsonl"
@@ -109,11 +109,8 @@ def _lines(path: Path, content: bytes) -> list[Line]:
         try:
             lines.append(_LINE.validate_json(text))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(
-                f"{path} is damaged: line {number}{where and f', {where}'}: {first['msg']}"
-            ) from error
+            why = reason_of(error)
+            raise UserError(f"{path} is damaged: line {number}: {why}") from error
     if not lines:
         raise UserError(f"{path} is damaged: it is empty")
     return lines

@@ -103,11 +103,11 @@ def test_a_run_without_a_log_says_when_it_would_have_one(tmp_path):
         (lambda lines: [*lines, lines[0]], r"is damaged: line \d+ is out of place"),
         (
             lambda lines: [line.replace("FragmentScored", "FragmentBlessed") for line in lines],
-            r"line \d+, Handled\.event: Input tag 'FragmentBlessed' found",
+            r"line \d+: Handled\.event: Input tag 'FragmentBlessed' found",
         ),
         (
             lambda lines: [lines[0], lines[1].replace('"time":', '"time":NaN,"_":')],
-            r"line 2, Mark\.time: Input should be ",
+            r"line 2: Mark\.time: Input should be ",
         ),
         (lambda lines: ["[1]"], "is damaged: line 1"),
         (lambda lines: ["null"], "is damaged: line 1"),
