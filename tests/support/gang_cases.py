@@ -414,7 +414,7 @@ def _exported(config: RunConfig, folder: Path) -> bool:
         whole,
         lambda own: own.from_pretrained(
             next((folder / n for n, each in whole.named_children() if each is own), folder),
-            torch_dtype=torch.float64,
+            dtype=torch.float64,
         ),
     ).state_dict()
     return read.keys() == whole.state_dict().keys() and all(

@@ -130,7 +130,7 @@ def test_many_files_are_laid_out_as_diffusers_does(tiny_families, tmp_path):
     assert names_in(folder) == names_in(expected)
     index = "diffusion_pytorch_model.safetensors.index.json"
     assert json.loads((folder / index).read_text()) == json.loads((expected / index).read_text())
-    found = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=torch.bfloat16)
+    found = FluxTransformer2DModel.from_pretrained(folder, dtype=torch.bfloat16)
     for name, value in found.named_parameters():
         assert torch.equal(value, torch.from_numpy(weights[name]).bfloat16()), name
 

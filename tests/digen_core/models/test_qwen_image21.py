@@ -100,7 +100,7 @@ def test_velocities_are_those_of_diffusers_own_pass_at_one_length(folder):
     assert lengths[0] == lengths[1]
     embeds = condition["prompt_embeds"][:, : lengths[0]]
     theirs = QwenImage21Transformer2DModel.from_pretrained(
-        folder, subfolder="transformer", torch_dtype=torch.float64
+        folder, subfolder="transformer", dtype=torch.float64
     )
     rows, columns = 4, 6
     slots = torch.arange(lengths[0] + rows * columns // 4).expand(2, -1) >= lengths[0]

@@ -20,7 +20,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def trained():
-    return FluxPipeline.from_pretrained(MODEL, torch_dtype=torch.float32, local_files_only=True)
+    return FluxPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
 
 
 def generate(pipe, prompts, steps):
@@ -61,7 +61,7 @@ def test_a_width_without_even_rotary_axes_is_refused():
 
 def test_saved_and_loaded_it_generates_the_same_image(tiny, tmp_path):
     tiny.save_pretrained(tmp_path, safe_serialization=True)
-    loaded = FluxPipeline.from_pretrained(tmp_path, torch_dtype=torch.float32)
+    loaded = FluxPipeline.from_pretrained(tmp_path, dtype=torch.float32)
     images = [generate(pipe, ["a red circle", "two blue squares"], 2) for pipe in (tiny, loaded)]
     assert images[0].shape == (2, 3, 32, 32)
     assert torch.equal(*images)
