@@ -35,7 +35,7 @@ LICENCE: Final = (
 def write_hub_folder(run_dir: Path, adapter: Adapter, folder: Path) -> None:
     """Write adapter, card and pictures of a run into a folder that is there.
 
-    Evaluations of later versions, whose checkpoints are not kept or damaged, are not the adapter's.
+    What was judged later, a version whose checkpoint is not kept or is damaged, is left out.
 
     Raises:
         UserError: samples of the run cannot be read.

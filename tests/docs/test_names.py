@@ -11,14 +11,14 @@ from support.paths import ROOT
 OWN = {"deployments", "digen_core", "flows", "support", "tasks"}
 
 
-def imports(nodes: list[ast.AST]) -> dict[str, str]:
-    """Return what a file imports from our modules: its name there to its dotted name."""
-    return {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
+def imports(nodes: list[ast.AST]) -> list[tuple[str, str]]:
+    """Return what a file imports from our modules: its name there, and its dotted name."""
+    return [
+        (alias.asname or alias.name, f"{node.module}.{alias.name}")
         for node in nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OWN
         for alias in node.names
-    }
+    ]
 
 
 def bound(nodes: list[ast.AST]) -> set[str]:
@@ -40,10 +40,9 @@ def dotted(node: ast.expr, known: dict[str, str]) -> str | None:
 def named(path: Path) -> Iterator[str]:
     """Yield the dotted names of our code that a file imports, reads, and replaces by `setattr`."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    known = imports(nodes)
-    yield from known.values()
-    for name in bound(nodes):
-        known.pop(name, None)
+    imported, own = imports(nodes), bound(nodes)
+    yield from (origin for _, origin in imported)
+    known = {name: origin for name, origin in imported if name not in own}
     for node in nodes:
         match node:
             case ast.Attribute(ctx=ast.Load()) if name := dotted(node, known):
@@ -81,10 +80,12 @@ def test_a_name_that_is_gone_is_found(tmp_path):
         "from digen_core.records import Span as known\n"
         "def f(patch, known):\n"
         "    from digen_core.errors import Gone, UserError\n"
+        "    from digen_core.errors import Lost as Gone\n"
         "    patch.setattr(errors, 'lost', errors.UserError.missing)\n"
         "    patch.setattr(UserError, '__init__', known.whatever)\n"
         "    patch.setattr('digen_core.errors.absent', None)\n"
     )
     assert missing(tmp_path / "x.py") == [
-        f"digen_core.errors.{name}" for name in ("Gone", "UserError.missing", "absent", "lost")
+        f"digen_core.errors.{name}"
+        for name in ("Gone", "Lost", "UserError.missing", "absent", "lost")
     ]
