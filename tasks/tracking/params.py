@@ -1,11 +1,15 @@
 """Parameters of runs and evaluations, and an evaluation's metrics, by their names in MLflow."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from digen_core.config.run import RunConfig
 from digen_core.maths.statistics import PROMPT_WINS, WINS, error_of
 from digen_core.records import EvaluationReport
+
+RESUMED: Final = "resumed."
+"""How tags begin that say with what a run was resumed, as its parameters stay as they are."""
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -17,6 +21,19 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             leaves[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
     return leaves
+
+
+def tags_of_changes(before: RunConfig, now: RunConfig) -> dict[str, str]:
+    """Return the parameters that another config of a run changes, as tags of their new values."""
+    old, new = flatten(before.model_dump()), flatten(now.model_dump())
+    keys = (key for key in old | new if old.get(key) != new.get(key))
+    return {RESUMED + key: new.get(key, "null") for key in keys}
+
+
+def current_params(params: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a run as it was resumed last, from those it has in MLflow."""
+    changed = {key: own for key, own in tags.items() if key.startswith(RESUMED)}
+    return {**params, **{key.removeprefix(RESUMED): own for key, own in changed.items()}}
 
 
 def params_of_evaluation(config: RunConfig, report: EvaluationReport) -> dict[str, str]:

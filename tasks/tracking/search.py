@@ -12,6 +12,7 @@ from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
 from digen_core.errors import UserError
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN
 from tasks.tracking.history import RunData, environment_in, newest_evaluation
+from tasks.tracking.params import current_params
 from tasks.tracking.server import MlflowError, first_line
 
 
@@ -45,7 +46,8 @@ def _logged_by(client: MlflowClient, target: str) -> RunData:
     for name in run.data.metrics:
         history = client.get_metric_history(run_id, name)
         metrics[name] = sorted((metric.step, metric.value) for metric in history)
-    return RunData(run.info.run_name, run.data.params, environment, metrics, evaluation)
+    params = current_params(run.data.params, run.data.tags)
+    return RunData(run.info.run_name, params, environment, metrics, evaluation)
 
 
 def _find(client: MlflowClient, target: str) -> Run:

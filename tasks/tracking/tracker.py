@@ -19,7 +19,7 @@ import numpy as np
 from mlflow import MlflowClient
 
 from digen_core.checkpoints.manifest import EVALUATIONS_OF_RUN
-from digen_core.config.load import CONFIG_OF_RUN
+from digen_core.config.load import CONFIG_OF_RUN, config_of_run
 from digen_core.config.run import RunConfig
 from digen_core.inputs.addresses import redacted
 from digen_core.records import EvaluationReport, IterationRecord
@@ -30,7 +30,7 @@ from tasks.tracking.delivery import Delivery
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, environment
 from tasks.tracking.model import package
 from tasks.tracking.opening import begin, go_on
-from tasks.tracking.params import metrics_of_evaluation, params_of_evaluation
+from tasks.tracking.params import metrics_of_evaluation, params_of_evaluation, tags_of_changes
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import is_own, page_of
 from tasks.tracking.spool import Spool, evaluation_key, iteration_key
@@ -92,20 +92,23 @@ class Tracker:
         """Resume a run that was interrupted: iterations that it logged are not logged again.
 
         Args:
-            config: of the run as it continues; parameters stay as they are.
-            run_dir: the run's folder.
+            config: of the run as it continues; MLflow takes no other value of a parameter, so what
+                differs from the folder's is tags.
+            run_dir: the run's folder, with its config.
             mlflow_run_id: of the run; None: the folder says it.
             flow_run_id: of Prefect, kept as a tag.
 
         Raises:
-            UserError: MLflow cannot be reached, or the folder names no run.
+            UserError: MLflow cannot be reached, or the folder names no run or has no config.
         """
         tracker = cls(config, *go_on(config, run_dir, mlflow_run_id))
+        tags = tags_of_changes(config_of_run(run_dir), config)
         tracker._append_status("RUNNING")
         replace_text(run_dir / CONFIG_OF_RUN, config.model_dump_json(indent=2))
         tracker._append(f"{CONFIG_OF_RUN} {time.time_ns()}", "file", path=CONFIG_OF_RUN, folder="")
         if flow_run_id is not None:
-            tags = {"prefect.flow_run_id": flow_run_id}
+            tags["prefect.flow_run_id"] = flow_run_id
+        if tags:
             tracker._append(f"tags {time.time_ns()}", "tags", tags=tags)
         if ENVIRONMENT_OF_RUN not in tracker._spool:  # it ended while it began
             tracker._log_environment()

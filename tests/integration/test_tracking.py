@@ -19,9 +19,11 @@ from digen_core.errors import UserError
 from digen_core.records import EvaluationReport, IterationRecord
 from support.mlflow_server import free_port
 from support.paths import ROOT
+from support.runs import merged
 from tasks.tracking import sender
 from tasks.tracking.environment import read_environment
 from tasks.tracking.params import flatten
+from tasks.tracking.search import find_run
 from tasks.tracking.server import page_of
 from tasks.tracking.sync import send_rest
 from tasks.tracking.tracker import Tracker
@@ -378,6 +380,20 @@ def test_an_interrupted_run_goes_on_as_one_run(tracker, runs_dir, request):
     assert history_of(tracker, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.6)]
     run = run_of(tracker)
     assert (run.info.status, run.data.tags["prefect.flow_run_id"]) == ("FINISHED", "f2")
+
+
+def test_what_a_run_is_resumed_with_is_tags(tracker, runs_dir, request):
+    """MLflow takes no other value of a parameter; the newest is what compare shows."""
+    folder, name = runs_dir / request.node.name, request.node.name
+    tracker.finish("FINISHED")
+    for changes in ({"num_iterations": 30}, {"num_iterations": 40, "rollout.fragment_size": 2}):
+        changed = RunConfig.model_validate(merged(config_in(runs_dir).model_dump(), changes))
+        Tracker.resume(changed, folder).finish("FINISHED")
+    run = run_of(tracker)
+    assert run.data.params == flatten(config_in(runs_dir).model_dump())
+    tags = {key: own for key, own in run.data.tags.items() if key.startswith("resumed.")}
+    assert tags == {"resumed.num_iterations": "40", "resumed.rollout.fragment_size": "2"}
+    assert find_run(name, tracker.uri).config == flatten(changed.model_dump())
 
 
 def test_a_copy_of_a_runs_folder_is_a_run_of_its_own(tracker, runs_dir, request):
