@@ -50,22 +50,31 @@ class Story(Watch):
 
 
 class Addition(Story):
-    """A worker comes; the run is held while it loads the model, however long that takes."""
+    """A worker or gang comes; the run is held while it loads the model, however long that takes."""
 
     def __init__(
-        self, when: Callable[[object], bool], resources: dict[str, int] | None = None
+        self,
+        when: Callable[[object], bool],
+        resources: dict[str, int] | None = None,
+        num_members: int = 1,
     ) -> None:
         super().__init__(when, self.add)
         self.resources = resources or {"rollout": 1}
+        self.num_members = num_members
         self.nannies: list[Nanny] = []  # keeps it alive
 
     def add(self, story: Story) -> None:
         from tasks.cluster.cluster import worker_process
+        from tasks.cluster.spares import MEMBER, MEMBERS
 
-        options = worker_process(self.resources)["options"]
+        leading = {MEMBERS: self.num_members} if self.num_members > 1 else {}
+        members = {"rollout-9": self.resources | leading}
+        members |= {f"rollout-9.{i}": {MEMBER: 1} for i in range(1, self.num_members)}
 
         async def start() -> None:
-            self.nannies.append(await Nanny(self.run_context.address, name="rollout-9", **options))
+            for name, resources in members.items():
+                options = worker_process(resources)["options"]
+                self.nannies.append(await Nanny(self.run_context.address, name=name, **options))
 
         self.run_context.client.sync(start)
 
