@@ -69,6 +69,7 @@ CASES = [
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_peaks_are_those_of_a_real_member(tiny_families, tmp_path):
     trees = [tree_of(tiny_families[family], family, **how) for family, how in CASES]
     members = run_gang(2, tmp_path, peaks, trees, COUNTS)
