@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Final
 
 from prefect import State, flow
@@ -33,6 +33,7 @@ from tasks.cluster.presence import ROLES, Presence, devices_among
 from tasks.runner.completions import Completions
 
 END_SECONDS: Final = 5.0
+"""How long the end of a run, or of a part of it, waits for all that are made ready."""
 SEEN_SECONDS: Final = 10.0
 """How long it may take until a look has found a newcomer lost."""
 
@@ -123,13 +124,14 @@ class Joining:
         )
 
     def stop(self) -> None:
-        """End all threads."""
+        """End all threads; what one that ends later says nobody hears."""
         newcomers = list(self._run.fleet.joining.values())
         for newcomer in newcomers:
             self._run.fleet.abandon(newcomer.worker.name)
+        deadline = monotonic() + END_SECONDS
         for newcomer in newcomers:
             if newcomer.thread is not None:
-                newcomer.thread.join(END_SECONDS)
+                newcomer.thread.join(max(0.0, deadline - monotonic()))
             if newcomer.worker.name in self._run.fleet.addresses:
                 self._run.fleet.turned_away(newcomer.worker.name)
 
@@ -153,7 +155,8 @@ class Joining:
             message = JoinFailed(name, address, None)
         except Exception as error:
             message = JoinFailed(name, address, error)
-        self._run.inbox.put(message)
+        if not newcomer.abandoned.is_set():  # else the run may have gone back, and taken it in
+            self._run.inbox.put(message)
 
 
 @flow(**ONCE, name="join", flow_run_name="{run_id}-join-{name}", validate_parameters=False)
@@ -177,6 +180,7 @@ def make_ready(run: RunContext, newcomer: Newcomer) -> Joined:
         WorkerLostError: it does not answer.
     """
     answering = devices_among(run.client, [newcomer.worker])
+    newcomer.check(run)
     if not answering:
         raise WorkerLostError("it does not answer")
     found = answering[0]

@@ -1,6 +1,7 @@
-"""Which roles a worker gets that comes while a run works."""
+"""Which roles a worker gets that comes while a run works, and who is waited for how long."""
 
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,13 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from flows.runtime.fleet import joining, waiting
 from flows.runtime.fleet.joining import (
+    END_SECONDS,
+    AbandonedError,
     JoinFailed,
     Joining,
     Newcomer,
     await_roles,
+    make_ready,
     roles_for,
 )
 from support.contexts import SPLIT, run_context
@@ -79,3 +83,48 @@ def test_a_worker_that_was_left_out_is_tried_again_when_it_was_started_again(tmp
     for workers, expected in (({"at w": COMING}, []), ({}, []), ({"at w": COMING}, ["w"])):
         own.take_in(workers)
         assert began == expected
+
+
+def test_a_run_that_goes_back_hears_nothing_of_those_that_were_made_ready_before(
+    tmp_path, monkeypatch
+):
+    """It has taken them in meanwhile, and would let them go."""
+    run, ends = run_of(tmp_path, "tsp", SPLIT), Event()
+
+    def on_cluster(run, flow, name):
+        ends.wait(60)
+        raise AbandonedError
+
+    monkeypatch.setattr(joining, "on_cluster", on_cluster)
+    monkeypatch.setattr(joining, "END_SECONDS", 0.0)
+    own = Joining(run)
+    own.take_in({"at w": COMING})
+    (newcomer,) = run.fleet.joining.values()
+    own.stop()
+    assert "w" not in run.fleet.addresses
+    ends.set()
+    newcomer.thread.join(60)
+    assert run.inbox.empty()
+
+
+def test_the_end_of_a_run_waits_for_all_newcomers_together(tmp_path, monkeypatch):
+    run, clock = run_of(tmp_path, "tsp", SPLIT), SimpleNamespace(now=0.0)
+
+    def join(seconds):
+        clock.now += seconds
+
+    monkeypatch.setattr(joining, "monotonic", lambda: clock.now)
+    for number in range(20):
+        coming = replace(COMING, name=f"w{number}", address=f"at w{number}")
+        run.fleet.making_ready(Newcomer(coming, BOTH, thread=SimpleNamespace(join=join)))
+    Joining(run).stop()
+    assert clock.now == END_SECONDS
+    assert run.fleet.addresses.keys() == run.fleet.names
+
+
+def test_who_is_not_waited_for_any_more_loads_no_model(tmp_path, monkeypatch):
+    run, newcomer = run_of(tmp_path, "tsp", SPLIT), Newcomer(COMING, BOTH)
+    newcomer.abandoned.set()
+    monkeypatch.setattr(joining, "devices_among", lambda client, workers: [Device("w", BOTH)])
+    with pytest.raises(AbandonedError):
+        make_ready(run, newcomer)
