@@ -63,9 +63,10 @@ class IterationRuns:
     def take(self, opened: OpenIteration) -> bool:
         """Say whether an iteration that reports to be open is to be worked on.
 
-        If not, its flow run was opened too late, and ends.
+        If not, its flow run was opened too late, and ends: another thread has opened the iteration,
+        or the run has gone back since to one before it.
         """
-        if opened.index < self.num_opened:
+        if opened.index != self.num_opened:
             opened.abandon()
             return False
         self.num_opened += 1

@@ -68,6 +68,16 @@ def test_a_server_that_answers_is_waited_for(run, told, monkeypatch):
     assert run.when_free == []
 
 
+def test_a_flow_run_that_opens_when_the_run_has_gone_back_ends(run):
+    """It was asked for before, while Prefect's server was away; else an iteration would lack."""
+    runs = IterationRuns(run, 4)
+    late, *opened = (OpenIteration(Round(index, []), None, 1) for index in (7, 4, 5))
+    assert not runs.take(late)
+    assert late.outcome.result() is None
+    assert all(map(runs.take, opened))
+    assert runs.num_opened == 6
+
+
 def test_what_is_kept_of_an_iteration_stays_when_its_flow_run_is_opened_once_more(
     tmp_path, monkeypatch
 ):
