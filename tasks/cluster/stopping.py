@@ -47,7 +47,7 @@ def stop_tasks(client: Client, addresses: list[str]) -> set[str]:
     keys = set().union(*left.values())
     try:
         _mark([UUID(key[-36:]) for key in keys])
-    except (HTTPError, PrefectException) as error:
+    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
         logger.warning("Prefect was not told of %d tasks that were stopped: %s", len(keys), error)
     return set(left)
 

@@ -240,7 +240,8 @@ def mark_lost(task_run_ids: Collection[UUID]) -> None:
     lost: State[Any] = Crashed(message="its worker was lost; the work is done elsewhere")
 
     def mark() -> None:
-        with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:
+        away = HTTPError, PrefectException, ValueError  # or its proxy answers
+        with suppress(*away), get_client(sync_client=True) as client:
             for task_run_id in task_run_ids:
                 with suppress(PrefectHTTPStatusError):  # the server may never have heard of it
                     client.set_task_run_state(task_run_id, lost, force=True)

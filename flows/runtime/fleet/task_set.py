@@ -260,7 +260,8 @@ def _require_success(completion: Completion, label: str, where: str) -> None:
     if completion.succeeded:
         return
     if completion.state_type == "CRASHED":
-        with suppress(HTTPError, PrefectException):  # a server that is away shows it as running
+        # A server that is away, or whose proxy answers, shows it as running.
+        with suppress(HTTPError, PrefectException, ValueError):
             mark_crashed(completion)
     require_no_culprit(completion)
     message = completion.message.removeprefix("Task run encountered an exception ")

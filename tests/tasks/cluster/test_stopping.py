@@ -57,3 +57,21 @@ def test_who_still_executes_a_task_is_told_and_the_task_is_marked(client, monkey
     assert running.cancelled()
     monkeypatch.setattr(stopping, "TASK_SECONDS", 30)
     assert stop_tasks(client, [address]) == set()
+
+
+def test_a_run_ends_as_it_would_where_a_proxy_answers_for_prefects_server(
+    client, monkeypatch, caplog
+):
+    def answer(task_run_ids):
+        raise ValueError("<html> is no answer")
+
+    monkeypatch.setattr(stopping, "_mark", answer)
+    monkeypatch.setattr(stopping, "TASK_SECONDS", 0.5)
+    address, key = address_of(client), f"denoise-{uuid4()}"
+    running = client.submit(time.sleep, 5, key=key)
+    assert comes_to(lambda: client.run(executed) == {address: [key]})
+    assert stop_tasks(client, [address]) == {address}
+    assert "Prefect was not told of 1 tasks" in caplog.text
+    monkeypatch.setattr(stopping, "TASK_SECONDS", 30)
+    assert stop_tasks(client, [address]) == set()
+    assert running.cancelled()
