@@ -6,10 +6,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from distributed import Client, Future, Worker
-from httpx import HTTPError
+from httpx import HTTPError, codes
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.states import Cancelled
 
 from tasks.cluster.calls import on_workers
@@ -64,7 +64,12 @@ def executed(dask_worker: Worker) -> list[str]:
 
 
 def _mark(task_run_ids: list[UUID]) -> None:
+    state: State[Any] = Cancelled(message="the run was stopped while this ran")
     with get_client(sync_client=True) as client:
         for task_run_id in task_run_ids:
-            state: State[Any] = Cancelled(message="the run was stopped while this ran")
-            client.set_task_run_state(task_run_id, state, force=True)
+            try:
+                client.set_task_run_state(task_run_id, state, force=True)
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code != codes.NOT_FOUND:
+                    raise
+                continue  # the server has not heard of it yet

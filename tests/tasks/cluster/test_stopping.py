@@ -2,11 +2,15 @@
 
 import logging
 import time
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from uuid import uuid4
 
+import httpx
 import pytest
 from distributed import Client, Scheduler
+from prefect.exceptions import PrefectHTTPStatusError
 
 from support.clusters import threads_cluster
 from support.waiting import comes_to
@@ -75,3 +79,19 @@ def test_a_run_ends_as_it_would_where_a_proxy_answers_for_prefects_server(
     monkeypatch.setattr(stopping, "TASK_SECONDS", 30)
     assert stop_tasks(client, [address]) == set()
     assert running.cancelled()
+
+
+def test_a_task_that_prefect_has_not_heard_of_hinders_the_mark_of_no_other(monkeypatch):
+    marked, runs = [], [uuid4(), uuid4(), uuid4()]
+
+    def set_task_run_state(task_run_id, state, force):
+        if task_run_id == runs[0]:
+            request = httpx.Request("POST", "http://prefect/api")
+            answer = httpx.Response(404, request=request)
+            raise PrefectHTTPStatusError("not found", request=request, response=answer)
+        marked.append(task_run_id)
+
+    client = SimpleNamespace(set_task_run_state=set_task_run_state)
+    monkeypatch.setattr(stopping, "get_client", lambda **_: nullcontext(client))
+    stopping._mark(runs)
+    assert marked == runs[1:]
