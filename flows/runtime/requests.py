@@ -150,7 +150,10 @@ def following(control: Control, flow_run_id: UUID) -> Iterator[None]:
             try:
                 with get_client(sync_client=True) as client:
                     while not ended.is_set():
-                        control.see(client.read_flow_run(flow_run_id), client)
+                        found = client.read_flow_run(flow_run_id)
+                        if ended.is_set():  # it may say by now that the run is over
+                            return
+                        control.see(found, client)
                         contact.succeeded()
                         ended.wait(POLL_SECONDS)
             except (HTTPError, PrefectException, RuntimeError, ValueError):

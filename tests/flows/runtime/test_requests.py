@@ -1,8 +1,10 @@
 """What is asked of a run in Prefect, as its loop sees it."""
 
+import threading
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from queue import Queue
+from threading import Event
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -79,6 +81,26 @@ def test_an_answer_that_is_none_of_prefects_is_asked_for_again(monkeypatch):
     with control.following(seen, uuid4()):
         heard.get(timeout=60)
     assert seen.held
+
+
+def test_an_answer_that_comes_when_the_run_is_over_stops_nothing(monkeypatch):
+    """By then the flow run is Completed; a command that is told to stop would be killed soon."""
+    asked, answers, stops = Event(), Event(), []
+
+    class Client(Server):
+        def read_flow_run(self, flow_run_id):
+            asked.set()
+            answers.wait(60)
+            return FlowRun(flow_id=uuid4(), state=Completed())
+
+    monkeypatch.setattr(control, "get_client", lambda **_: nullcontext(Client()))
+    monkeypatch.setattr(control, "POLL_SECONDS", 0.01)
+    with control.following(Control(on_stop=stops.append), uuid4()):
+        assert asked.wait(60)
+    (thread,) = [own for own in threading.enumerate() if own.name == "control"]
+    answers.set()
+    thread.join(60)
+    assert stops == []
 
 
 def test_the_uis_pause_of_a_run_without_deployment_can_be_resumed(see):
