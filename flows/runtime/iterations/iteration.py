@@ -48,6 +48,7 @@ def iteration(run_id: str, index: int) -> State | None:
         ended = opened.outcome.result()
     if ended is None:
         return Cancelled(message="the run has ended, or did this iteration on its own page")
+    opened.segments.clear()  # workers need the room for those of the next iteration
     with opened.publishing():
         record = recorder.record(ended, num_steps_per_task)
         publish_iteration(run, record, opened.reward_history)

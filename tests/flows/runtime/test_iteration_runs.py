@@ -107,3 +107,29 @@ def test_what_is_kept_of_an_iteration_stays_when_its_flow_run_is_opened_once_mor
         monkeypatch.setattr(iteration_module, "wait_for_turn", lambda *of: None)
         iteration_module.iteration.fn("run", 2)
     assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_workers_need_not_keep_trajectories_while_a_record_is_published(tmp_path, monkeypatch):
+    """A checkpoint may take minutes; the next iteration has its own trajectories then."""
+    opened, held = [], []
+
+    def work(*of):
+        opened[0].segments["fragment"] = ["trajectory"]
+        opened[0].outcome.set_result("how it ended")
+
+    record = SimpleNamespace(spans=[], crossings=[])
+    recorder = SimpleNamespace(record=lambda *of: record, is_barren=False)
+    stubs = {
+        "Completions": lambda inbox: nullcontext(),
+        "round_of": lambda *of: Round(2, []),
+        "IterationRecorder": lambda *of: recorder,
+        "wait_for_turn": work,
+        "publish_iteration": lambda *of: held.extend(opened[0].segments),
+        "notify_of_clipping": lambda *of: None,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(iteration_module, name, stub)
+    with registered(replace(run_context(tmp_path), inbox=SimpleNamespace(put=opened.append))):
+        iteration_module.iteration.fn("run", 2)
+    assert opened[0].published.result()
+    assert held == []
