@@ -1,5 +1,6 @@
 """Prices: what a run's devices cost while it runs, at work or not."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -30,7 +31,12 @@ def price_per_second(prices: Mapping[str, float], devices: Iterable[Device]) -> 
         prices: as for `price_of`.
         devices: of the run.
     """
-    return sum(own.size * price_of(prices, processor_in(own.kind)) for own in devices) / HOUR
+    if not prices:
+        return 0.0
+    numbers = Counter[str]()  # of hundreds of devices, and this is asked for as each task ends
+    for own in devices:
+        numbers[own.kind] += own.size
+    return sum(n * price_of(prices, processor_in(kind)) for kind, n in numbers.items()) / HOUR
 
 
 def cost_metrics(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from digen_core.control.protocol import Device
+from digen_core.trace import prices as prices_module
 from digen_core.trace.peaks import PEAK_TFLOPS, peak_of, processor_in
 from digen_core.trace.prices import cost_metrics, price_per_second
 from digen_core.trace.utilization import Arithmetic, mfu_metrics, peaks_of
@@ -76,3 +77,19 @@ def test_prices_by_hand():
         "cost/per_sample": 0.25,
         "cost/total": 7.25,
     }
+
+
+def test_the_price_of_a_kind_is_looked_up_once_however_many_devices_there_are(monkeypatch):
+    """It is asked for whenever a task ends."""
+    asked = []
+
+    def looked_up(kind):
+        asked.append(kind)
+        return processor_in(kind)
+
+    monkeypatch.setattr(prices_module, "processor_in", looked_up)
+    devices = [device(f"d{number}", (H100, L40S)[number % 2]) for number in range(500)]
+    assert price_per_second({}, devices) == 0
+    assert asked == []
+    assert price_per_second({H100: 3.6, L40S: 0.9}, devices) == pytest.approx(250 * 4.5 / 3600)
+    assert sorted(asked) == [H100, L40S]
