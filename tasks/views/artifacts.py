@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -141,7 +142,9 @@ class RunArtifacts:
         """Show a finished iteration, and let an old one go; called inside its flow run."""
         self._progress.add_iteration(record)
         self._publish()
-        todo: list[Callable[[], Any]] = [partial(_show_iteration, record)]
+        # While Prefect's server is away, pages wait for it: samples and spans are not on them.
+        shown = replace(record, samples=[], spans=[], crossings=[])
+        todo: list[Callable[[], Any]] = [partial(_show_iteration, shown)]
         keep = self._progress.config.tracking.keep_in_prefect
         if keep != "all" and record.iteration >= keep:  # else there is none to let go
             todo.append(partial(drop_iterations, self._run_id, keep))

@@ -3,6 +3,8 @@ import json
 import logging
 import re
 import time
+import weakref
+from dataclasses import replace
 from threading import Event
 
 import httpx
@@ -125,6 +127,26 @@ def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
         for iteration in range(4):
             page.on_iteration(record_of(iteration))
     assert time.monotonic() - started < 30
+    answers.set()
+    page._executor.shutdown()
+
+
+def test_what_waits_for_an_api_that_is_away_holds_no_samples(monkeypatch):
+    """That may be for days, with thousands of iterations."""
+
+    class Rows(list):
+        """A list to which weak references can be made."""
+
+    answers = Event()
+    for name in ("create_progress_artifact", "create_markdown_artifact"):
+        monkeypatch.setattr(artifacts, name, lambda *_a, **_k: answers.wait(60))
+    monkeypatch.setattr(artifacts, "LAST_WORD_SECONDS", 0.1)
+    with RunArtifacts(CONFIG, "shapes-1") as page:
+        rows = Rows()
+        held = weakref.ref(rows)
+        page.on_iteration(replace(record_of(0), samples=rows))
+        del rows
+        assert held() is None
     answers.set()
     page._executor.shutdown()
 
