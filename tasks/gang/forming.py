@@ -109,10 +109,15 @@ def told_by(client: Client, followers: Collection[str]) -> str | None:
 
 
 def _told_by(followers: Collection[str], dask_scheduler: Scheduler) -> str | None:
-    told = {own["address"]: own["text"] for _, own in dask_scheduler.get_events(FAILED)}
-    return next((text for address in followers if (text := told.get(address))), None)
+    return next(iter(_texts(followers, dask_scheduler).values()), None)
 
 
 def _forget_told_by(followers: Collection[str], dask_scheduler: Scheduler) -> None:
-    for address in followers:
+    for address in _texts(followers, dask_scheduler):  # of others nothing: few events are kept
         dask_scheduler.log_event(FAILED, {"address": address, "text": None})
+
+
+def _texts(followers: Collection[str], dask_scheduler: Scheduler) -> dict[str, str]:
+    """Return what followers have told, by their addresses."""
+    told = {own["address"]: own["text"] for _, own in dask_scheduler.get_events(FAILED)}
+    return {address: text for address in followers if (text := told.get(address))}

@@ -1,10 +1,15 @@
 """Why a gang cannot be formed is said of the worker that it is true of."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
 from tasks.cluster.calls import WorkerLostError
+from tasks.cluster.cluster import QUIET
 from tasks.gang import forming
 from tasks.gang.forming import form_gang
+from tasks.gang.messages import FAILED
 
 LEADER, NEAR, FAR = "tcp://a:1", "tcp://b:1", "tcp://c:1"
 
@@ -46,3 +51,18 @@ def test_who_said_nothing_but_is_heard_of_is_asked_to_take_part(workers, monkeyp
     silent.add(FAR)
     with pytest.raises(WorkerLostError, match=rf"^the worker at {FAR} is silent$"):
         form_gang(None, LEADER, [NEAR, FAR])
+
+
+def test_what_a_follower_told_is_known_however_many_gangs_are_formed_since():
+    """A run's scheduler keeps few events, whose number is that of all gangs' followers."""
+    events = deque(maxlen=QUIET["distributed.admin.low-level-log-length"])
+    scheduler = SimpleNamespace(
+        get_events=lambda topic: tuple(events),
+        log_event=lambda topic, event: events.append((0.0, event)),
+    )
+    scheduler.log_event(FAILED, {"address": FAR, "text": "it has not enough memory"})
+    for number in range(20):
+        forming._forget_told_by([f"tcp://d:{number}"], scheduler)
+    assert forming._told_by([NEAR, FAR], scheduler) == "it has not enough memory"
+    forming._forget_told_by([NEAR, FAR], scheduler)
+    assert forming._told_by([NEAR, FAR], scheduler) is None
