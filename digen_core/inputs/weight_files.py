@@ -1,8 +1,9 @@
 """Files of weights, as far as names and heads tell: no numbers are read, and no torch is needed."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
@@ -41,8 +42,20 @@ def variant_of(folder: Path) -> str | None:
 
 def _parts_of(folder: Path) -> list[Path]:
     index = read_json_object(folder / "model_index.json", "the model's")
-    named = {name for name, own in index.items() if isinstance(own, list) and None not in own}
-    return [folder / name for name in sorted(named) if name.isidentifier()]
+    return [folder / name for name in sorted(named_parts(index)) if name.isidentifier()]
+
+
+def named_parts(index: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the library and class of each part that the index of a pipeline names.
+
+    Parts that it comes without have null for both. There may be settings, too, even lists, as the
+    noise levels of Qwen-Image 2.1 are.
+    """
+    return {
+        name: own
+        for name, own in index.items()
+        if isinstance(own, list) and all(isinstance(word, str) for word in own)
+    }
 
 
 def _variants_in(part: Path) -> set[str]:

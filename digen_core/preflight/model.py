@@ -20,7 +20,13 @@ from digen_core.inputs.reading import (
     require_file,
     shown,
 )
-from digen_core.inputs.weight_files import layers_of, shapes_in, shapes_in_folder, variant_of
+from digen_core.inputs.weight_files import (
+    layers_of,
+    named_parts,
+    shapes_in,
+    shapes_in_folder,
+    variant_of,
+)
 from digen_core.models.compiler import require_compiler
 from digen_core.models.expert_names import PARTS, check_experts, lone_expert
 from digen_core.models.image_size import check_local_size, read_settings
@@ -87,10 +93,9 @@ def check_model_folder(model: ModelConfig) -> None:
     index: Any = read_json(index_file, "the model's index")
     model.require_pipeline(index)
     variant = variant_of(folder)
-    for name, component in index.items():
-        if isinstance(component, list) and None not in component:
-            _check_part(folder, name, has_words=_OF_BYTES not in component)
-            _check_weights(folder / name, variant)
+    for name, component in named_parts(index).items():
+        _check_part(folder, name, has_words=_OF_BYTES not in component)
+        _check_weights(folder / name, variant)
     has_two = index.get("boundary_ratio") is not None
     if has_two and None in index.get(PARTS["low"], [None]):
         raise ConfigError(lone_expert(model.path))

@@ -55,6 +55,14 @@ def no_shard(model):
     (model / "vae/diffusion.safetensors.index.json").write_text(json.dumps(index))
 
 
+def test_a_list_of_numbers_in_the_index_is_no_part(model):
+    """Such are the noise levels that a Qwen-Image 2.1 of few steps names there."""
+    file = model / "model_index.json"
+    index = json.loads(file.read_text())
+    file.write_text(json.dumps(index | {"sample_sigmas": [1.0, 0.8, 0.3]}))
+    check_model(config_of(model))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
