@@ -23,6 +23,7 @@ from PIL import ImageOps
 from PIL.Image import Image, Resampling, alpha_composite
 from PIL.Image import new as new_image
 from PIL.Image import open as open_image
+from torch.nn.functional import pad
 
 WEIGHTS = "weights"  # folder of the adapter or the transformer
 ADAPTERS = {  # files in it, by the part that each is for
@@ -132,6 +133,7 @@ class TrainedPipeline:
         _make_load_loras(pipeline)
         pipeline.register_modules(**parts)  # WanPipeline loads its own whatever it is given
         _isolate(pipeline.transformer)
+        _fill_texts(pipeline.transformer)
         if config["is_lora"]:
             _add_adapters(pipeline, config["adapters"])
             for part, name in ADAPTERS.items():
@@ -254,6 +256,19 @@ def _isolate(transformer: Any) -> None:
         transformer.register_forward_pre_hook(
             lambda _, args, named: (args, named | {"isolate_modalities": True}), with_kwargs=True
         )
+
+
+def _fill_texts(transformer: Any) -> None:
+    """Have Wan 2.1's video read texts up to 512 tokens beside CLIP's of an image, as in the run."""
+    if transformer.config.get("image_dim") is None:
+        return
+
+    def fill(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        text = named["encoder_hidden_states"]
+        filled = pad(text, (0, 0, 0, 512 - text.shape[1]))
+        return args, named | {"encoder_hidden_states": filled}
+
+    transformer.register_forward_pre_hook(fill, with_kwargs=True)
 
 
 def _into(part: str) -> dict[str, bool]:

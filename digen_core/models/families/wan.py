@@ -27,6 +27,7 @@ from diffusers import (
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
@@ -47,6 +48,9 @@ from digen_core.models.tiny.sizes import LATENT_CHANNELS, TEXT_WIDTH, Transforme
 
 EMBEDDED: Final = "source_embeds"  # CLIP's of the source image
 EMBEDDED_TOKENS: Final = 257  # of CLIP-H: a class and 16 x 16 patches
+TEXT_TOKENS: Final = 512
+"""Of a prompt where CLIP's are before them: attention in diffusers takes what is before the last
+512 for the image's."""
 TEMPORAL: Final = 4
 """Frames of a latent frame: as many channels of I2V models say which of them are given."""
 
@@ -265,13 +269,14 @@ class WanPolicy(PipelinePolicy):
             timestep = self._timestep_of_tokens(timestep, shown)
         elif SOURCE in condition:
             shown = torch.cat([shown, condition[SOURCE].to(self.dtype)], dim=1)
-        embedded = condition.get(EMBEDDED)
+        text, embedded = condition["prompt_embeds"].to(self.dtype), condition.get(EMBEDDED)
         if embedded is not None:  # an image a row, as the transformer wants them of two
             embedded = embedded.to(self.dtype).unflatten(1, (-1, EMBEDDED_TOKENS)).flatten(0, 1)
+            text = pad(text, (0, 0, 0, TEXT_TOKENS - text.shape[1]))
         velocity: Tensor = self.transformer(
             hidden_states=shown,
             timestep=timestep,
-            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+            encoder_hidden_states=text,
             encoder_hidden_states_image=embedded,
             return_dict=False,
         )[0]

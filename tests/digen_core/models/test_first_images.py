@@ -13,6 +13,7 @@ from digen_core.config.rollout import RolloutConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
 from digen_core.models.families import adapter_of
+from digen_core.models.families.wan import EMBEDDED_TOKENS, TEXT_TOKENS
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.conditions import encoded
@@ -27,6 +28,8 @@ from support.stock import with_euler_steps
 KINDS = ("wan-ti2v", "wan-i2v", "wan-i2v-a14b")
 GIVEN = KINDS[0]
 """Whose first latent frame is the image."""
+ATTENDS = KINDS[1]
+"""Which attends to CLIP's tokens of the image, as Wan 2.1's do."""
 HEIGHT, WIDTH = 64, 96
 PROMPTS = [
     Prompt(text, images=(source(seed, WIDTH, HEIGHT),))
@@ -61,13 +64,34 @@ def test_noiseless_videos_are_the_stock_pipelines(tiny_families, name, changes):
             height=HEIGHT,
             width=WIDTH,
             num_frames=5,
-            max_sequence_length=TOKENS,
+            max_sequence_length=TEXT_TOKENS if name == ATTENDS else TOKENS,
             output_type="pt",
             return_dict=False,
             **{"guidance_scale": 3.0, **OF_KIND.get(name, {}), **changes},
         )[0]
         assert expected.std() > 0.03
         torch.testing.assert_close(made[index : index + 1], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [TOKENS, TEXT_TOKENS // 2, TEXT_TOKENS])
+def test_an_images_tokens_are_attended_to_as_such_beside_texts_of_any_length(tiny_families, length):
+    """diffusers takes what is before the last 512 for the image's; zeros follow a text."""
+    policy = load_first(tiny_families, ATTENDS, max_sequence_length=length, guidance_scale=1.0)
+    attention, read = policy.transformer.blocks[0].attn2, {}
+    for name in ("add_k_proj", "to_k"):
+        layer = getattr(attention, name)
+        layer.register_forward_hook(lambda _, args, out, name=name: read.update({name: args[0]}))
+    velocity = policy.velocity(
+        noise_of(policy, 0), torch.tensor([0.6]), encoded(policy, PROMPTS[:1])
+    )
+    assert {name: own.shape[1] for name, own in read.items()} == {
+        "add_k_proj": EMBEDDED_TOKENS,
+        "to_k": TEXT_TOKENS,
+    }
+    whole = load_first(tiny_families, ATTENDS, max_sequence_length=TEXT_TOKENS, guidance_scale=1.0)
+    condition = encoded(whole, PROMPTS[:1])
+    expected = whole.velocity(noise_of(whole, 0), torch.tensor([0.6]), condition)
+    torch.testing.assert_close(velocity, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -10,6 +10,7 @@ from PIL import Image
 from digen_core.config.model import ModelConfig
 from digen_core.data.prompts import Prompt
 from digen_core.errors import ConfigError
+from digen_core.models.families.wan import TEXT_TOKENS
 from digen_core.preflight.model import check_model_folder
 from digen_core.preflight.shown import check_shown
 from digen_core.rollout.conditions import encoded
@@ -69,7 +70,7 @@ def test_noiseless_videos_are_the_stock_pipelines(tiny_families, name, frames, c
             height=HEIGHT,
             width=WIDTH,
             num_frames=frames,
-            max_sequence_length=TOKENS,
+            max_sequence_length=TEXT_TOKENS if name == FLF2V else TOKENS,
             output_type="pt",
             return_dict=False,
             **{"guidance_scale": 3.0, **OF_KIND.get(name, {}), **changes},
