@@ -132,13 +132,16 @@ class FamilyPipeline(ABC):
     def class_of(cls, config: ModelConfig) -> Any:
         """Return the class of a model's pipeline: that which its index names, if there are several.
 
+        Of a hub id the index is first seen here: a class alone would load another's parts, such as
+        Sana's those of Sana-Sprint, which sees other noise levels.
+
         Raises:
             ConfigError: it names another, or one that is shown no source image where there are.
         """
-        if not FAMILIES[config.family].other_pipelines:
-            return cls.pipeline_class
         settings = DiffusionPipeline.load_config(config.source, revision=config.revision)
         config.require_pipeline(settings)
+        if not FAMILIES[config.family].other_pipelines:
+            return cls.pipeline_class
         return getattr(diffusers, settings["_class_name"])
 
     @classmethod

@@ -13,15 +13,16 @@ from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.model import ModelConfig
 from digen_core.data.prompts import Prompt
-from digen_core.errors import UserError
+from digen_core.errors import ConfigError, UserError
 from digen_core.models.families import adapter_of
-from digen_core.models.policy import TRAINER_PARTS
+from digen_core.models.policy import ALL_PARTS, TRAINER_PARTS
 from digen_core.models.schedules import shifted_sigmas
 from digen_core.preflight.model import check_model_folder
 from digen_core.rollout.evaluation import sample_images
 from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.families import (
+    FAMILIES,
     GUIDED,
     HEIGHT,
     MODELS,
@@ -453,6 +454,15 @@ def test_what_a_config_leaves_out_is_as_the_familys_pipeline_has_it(family):
     config = ModelConfig(family=family, path="a/b", height=64)
     assert config.size == (64, found.width, found.num_frames)
     assert (config.max_sequence_length, config.guidance_scale) == found[3:5]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_another_pipeline_is_not_loaded(name, tmp_path):
+    """Of a hub id nothing has looked at the index before."""
+    (tmp_path / "model_index.json").write_text('{"_class_name": "OtherPipeline"}')
+    for parts in (ALL_PARTS, TRAINER_PARTS):
+        with pytest.raises(ConfigError, match=f"OtherPipeline, but model.family '{name}' needs"):
+            load_tiny(str(tmp_path), name, parts=parts)
 
 
 def test_an_image_larger_than_sd3s_positions_is_refused(tiny_families):
