@@ -114,20 +114,24 @@ def _section(heading: str, lines: Iterable[str]) -> list[str]:
 
 
 def _use(config: RunConfig, adapter: Adapter) -> list[str]:
-    base = base_model(config) or "the base model's folder"
+    base, family = base_model(config), FAMILIES[config.model.family]
+    source = [repr(base or "the base model's folder")]
+    if base is not None and config.model.revision is not None:
+        source.append(f"revision={config.model.revision!r}")
+    pipeline = family.named_for(source_image=config.model.source_image) or "DiffusionPipeline"
     calls = {
         PARTS["high"]: "",
         PARTS["low"]: ', weight_name="transformer_2.safetensors", load_into_transformer_2=True',
     }
     loads = "load_lora_weights"
-    if not FAMILIES[config.model.family].loads_lora:
+    if not family.loads_lora:
         loads = "transformer.load_lora_adapter"
         calls[PARTS["high"]] = ', weight_name="pytorch_lora_weights.safetensors"'
     return [
         "```python",
-        "from diffusers import DiffusionPipeline",
+        f"from diffusers import {pipeline}",
         "",
-        f"pipeline = DiffusionPipeline.from_pretrained({base!r})",
+        f"pipeline = {pipeline}.from_pretrained({', '.join(source)})",
         *(
             f'pipeline.{loads}("this folder, or its name on the hub"{calls[part]})'
             for part in split(adapter.layers)

@@ -134,6 +134,13 @@ class Family(NamedTuple):
         """Whether attention has a mask where a text is padded, which flash attention takes not."""
         return self.attention == MASKED
 
+    def named_for(self, *, source_image: bool) -> str | None:
+        """Return the pipeline that is to be named where a model is loaded.
+
+        None: its index names it. Of a model for texts and images that names the one for texts.
+        """
+        return self.editors[0] if source_image and self.edits_if else None
+
     def num_blocks(self, transformer: Settings) -> int:
         """Return the blocks of a transformer, from its config."""
         return sum(int(transformer[key]) for key in self.blocks.values())

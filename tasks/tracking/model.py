@@ -75,8 +75,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     dtypes = adapter.dtypes(TORCH_DTYPES[model.dtype])
     return {
         "base_model": _found(model.source),
-        # None: the one that its index names, which of a model of two pipelines is the plain one.
-        "pipeline": family.editors[0] if model.source_image and family.edits_if else None,
+        "pipeline": family.named_for(source_image=model.source_image),
         "revision": model.revision,
         "variant": variant_of(Path(model.source)),
         "dtypes": {part: str(dtype).removeprefix("torch.") for part, dtype in dtypes.items()},

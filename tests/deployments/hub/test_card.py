@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -15,7 +16,7 @@ from digen_core.config.families import FAMILIES, VIDEO_FAMILIES
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.models.families import adapter_of
-from digen_core.models.trainable import make_trainable, set_weights
+from digen_core.models.trainable import FIRST_ADAPTER, make_trainable, set_weights
 from digen_core.training.train_state import initial_state
 from support.checkpoints import position_of
 from support.families import HEIGHT, WIDTH, family_of, frames_of, load_tiny
@@ -88,6 +89,31 @@ def test_what_the_card_says_loads_the_adapter(model, call, tiny_families, tmp_pa
     found = velocity_of(loaded, embeds)
     torch.testing.assert_close(found, velocity_of(policy, embeds), rtol=1e-5, atol=1e-6)
     assert (found - base).abs().max() > 1e-3
+
+
+def test_the_card_loads_the_base_model_as_the_run_did(tmp_path):
+    """Of its revision, and as the pipeline that is shown images, which its index does not name."""
+    model = {"family": "wan", "path": "org/name", "revision": "v2", "height": 64, "width": 96}
+    tree = {
+        "model": model,
+        "prompts": {"train": "a.jsonl", "image_column": "image", "evaluation_fraction": 0.5},
+        "train": {"lora": LORA.model_dump()},
+    }
+    weights = {
+        f"blocks.0.attn1.to_q.lora_{matrix}.{FIRST_ADAPTER}.weight": np.zeros(shape, np.float32)
+        for matrix, shape in {"A": (3, 8), "B": (8, 3)}.items()
+    }
+    run, hub = tmp_path / "run-1", tmp_path / "hub"
+    hub.mkdir()
+    run.mkdir()
+    state = dataclasses.replace(initial_state(weights), version=1)
+    config = RunConfig.model_validate(tree)
+    write_checkpoint(run / "checkpoints", state, position_of(1, config))
+    write_hub_folder(run, read_adapter(run, pytest.fail), hub)
+    first, _, second, _ = lines_of(ModelCard.load(hub / "README.md")).split("\n")
+    assert first == "from diffusers import WanImageToVideoPipeline"
+    loading = "WanImageToVideoPipeline.from_pretrained('org/name', revision='v2')"
+    assert second == f"pipeline = {loading}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
