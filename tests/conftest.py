@@ -30,6 +30,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 SLICED = ({"operation"}, {"layouts", "algorithms", "families"}, {"nightly"})
 """Marks of what CI does not run whole; of a slice each of the three has a third."""
+NIGHTLY_SECONDS = 600
+"""How long a nightly test may take: twice as long as others, on a busy machine as well."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed."""
+    for item in items:
+        if item.get_closest_marker("nightly") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS))
     if not (slice_ := config.getoption("--slice")):
         _mix(items)
         return

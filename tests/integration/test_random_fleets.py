@@ -18,7 +18,7 @@ from support.random_settings import (
 )
 from support.stories import Addition, nth_of_work
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 MOST = 40  # events of a run's work until the last of it is under way
 RESOURCES = ({"rollout": 1}, {"trainer": 1}, {"rollout": 1, "trainer": 1})
