@@ -32,9 +32,9 @@ REFUSED = {
 @pytest.mark.parametrize("path", ["status", "info/main/workers.html", "json/counts.json"])
 def test_pages_are_shown_to_this_machine(dashboard, path):
     _, netloc = dashboard
-    assert httpx.get(f"http://{netloc}/{path}").status_code == 200
+    assert httpx.get(f"http://{netloc}/{path}", timeout=60).status_code == 200
     forwarded = {"Host": "localhost:9999", "Origin": "http://localhost:9999"}
-    assert httpx.get(f"http://{netloc}/{path}", headers=forwarded).status_code == 200
+    assert httpx.get(f"http://{netloc}/{path}", headers=forwarded, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("case", REFUSED)
