@@ -164,10 +164,14 @@ time.sleep(600)
     kill(process)
 
 
+@pytest.fixture
+def address(cluster_address):
+    """Address of a cluster that is there before caplog, whose handler its start would silence."""
+    return cluster_address(1, 1)
+
+
 @pytest.mark.nightly
-def test_damaged_files_do_not_refuse_a_resume(
-    tree, cluster_address, prefect_backend, capsys, caplog
-):
+def test_damaged_files_do_not_refuse_a_resume(tree, address, prefect_backend, capsys, caplog):
     from prefect.logging.configuration import setup_logging
 
     from deployments.cli import run
@@ -177,7 +181,7 @@ def test_damaged_files_do_not_refuse_a_resume(
 
     def config_of(num_iterations: int) -> RunConfig:
         changes = {**JOB, "num_iterations": num_iterations, "evaluation.every": 0}
-        changes["cluster.scheduler_address"] = cluster_address(1, 1)
+        changes["cluster.scheduler_address"] = address
         return RunConfig.model_validate(merged(tree, changes))
 
     setup_logging()  # else the first flow of a process does, and takes caplog's handler away
