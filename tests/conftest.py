@@ -48,7 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed."""
+    """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed.
+
+    Nightly tests get more time, but for those that say how much they need.
+    """
     for item in items:
         if item.get_closest_marker("nightly") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS))
