@@ -8,10 +8,9 @@ from pathlib import Path
 from shlex import quote
 
 from distributed import Client
-from httpx import HTTPError
 from prefect import runtime
 from prefect.client.orchestration import get_client
-from prefect.exceptions import Pause, PrefectException
+from prefect.exceptions import Pause
 
 from digen_core.checkpoints.manifest import LINEAGE_OF_RUN, Lineage
 from digen_core.config.load import CONFIG_OF_RUN
@@ -47,6 +46,7 @@ from tasks.runner.prefect_api import one_async_client
 from tasks.runner.task_runner import shared_client
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
+from tasks.unanswered import UNANSWERED
 from tasks.views.artifacts import RunArtifacts
 from tasks.workers import RealWorkers, Workers
 
@@ -103,7 +103,7 @@ def _label_flow_run(run: RunContext) -> None:
             client.update_flow_run(
                 runtime.flow_run.id, name=run.run_id, tags=sorted(labels.union(before))
             )
-    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+    except UNANSWERED as error:
         warn(f"Prefect does not show the run by its name: {' '.join(str(error).split())}")
 
 

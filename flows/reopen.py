@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from httpx import HTTPError
 from prefect import get_client, runtime
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException
 from prefect.states import Crashed
 
 from digen_core.checkpoints.manifest import (
@@ -56,6 +54,7 @@ from flows.runtime.observers import forwarding, observers, say, warn
 from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
+from tasks.unanswered import UNANSWERED
 
 LOOK_SECONDS: Final = 2.0
 """How long a lock is tried: who looks whether a run is trained, such as ``digen ls``, shares it for
@@ -146,7 +145,7 @@ def mark_crashed_flows(flow_run_ids: Sequence[str]) -> None:
                 among = FlowRunFilter.model_validate({key: {"any_": ids}, "state": running})
                 for flow_run in client.read_flow_runs(flow_run_filter=among):
                     client.set_flow_run_state(flow_run.id, ended, force=True)
-    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+    except UNANSWERED as error:
         why = " ".join(str(error).split())
         warn(f"Prefect may show the run as running where it was killed: {why}")
 

@@ -24,12 +24,13 @@ from httpx import HTTPError
 from prefect import State
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.exceptions import Pause, PrefectException
+from prefect.exceptions import Pause
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Paused, Running, Suspended
 
 from flows.runtime.observers import warn
 from tasks.runner.prefect_api import Contact
+from tasks.unanswered import UNANSWERED
 
 POLL_SECONDS: Final = 2.0
 SIGNAL_SECONDS: Final = 15.0
@@ -156,7 +157,7 @@ def following(control: Control, flow_run_id: UUID) -> Iterator[None]:
                         control.see(found, client)
                         contact.succeeded()
                         ended.wait(POLL_SECONDS)
-            except (HTTPError, PrefectException, RuntimeError, ValueError):
+            except (*UNANSWERED, RuntimeError):
                 contact.failed()  # a server that is down, or whose proxy answers, is asked again
 
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):

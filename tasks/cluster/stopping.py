@@ -6,13 +6,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from distributed import Client, Future, Worker
-from httpx import HTTPError, codes
+from httpx import codes
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled
 
 from tasks.cluster.calls import on_workers
+from tasks.unanswered import UNANSWERED
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def stop_tasks(client: Client, addresses: list[str]) -> set[str]:
     keys = set().union(*left.values())
     try:
         _mark([UUID(key[-36:]) for key in keys])
-    except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+    except UNANSWERED as error:
         logger.warning("Prefect was not told of %d tasks that were stopped: %s", len(keys), error)
     return set(left)
 

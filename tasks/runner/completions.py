@@ -21,14 +21,15 @@ from typing import Any, NotRequired, Self, TypedDict
 from uuid import UUID
 
 from distributed import CancelledError, Client, Future, KilledWorker
-from httpx import HTTPError
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.futures import PrefectFuture
 from prefect.states import Crashed
 from prefect_dask.task_runners import PrefectDaskFuture
+
+from tasks.unanswered import UNANSWERED
 
 _active: ContextVar["Completions | None"] = ContextVar("active_completions", default=None)
 
@@ -240,8 +241,7 @@ def mark_lost(task_run_ids: Collection[UUID]) -> None:
     lost: State[Any] = Crashed(message="its worker was lost; the work is done elsewhere")
 
     def mark() -> None:
-        away = HTTPError, PrefectException, ValueError  # or its proxy answers
-        with suppress(*away), get_client(sync_client=True) as client:
+        with suppress(*UNANSWERED), get_client(sync_client=True) as client:
             for task_run_id in task_run_ids:
                 with suppress(PrefectHTTPStatusError):  # the server may never have heard of it
                     client.set_task_run_state(task_run_id, lost, force=True)

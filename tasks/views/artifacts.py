@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
 from uuid import UUID
 
-from httpx import HTTPError, TransportError
+from httpx import TransportError
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.exceptions import PrefectException
 from tenacity import (
     Retrying,
     retry_if_exception_type,
@@ -36,6 +35,7 @@ from tenacity import (
 
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from tasks.unanswered import UNANSWERED
 from tasks.views.display import Progress
 from tasks.views.markdown import escaped
 from tasks.views.report import describe, iteration_report, report_of
@@ -170,7 +170,7 @@ class RunArtifacts:
             for attempt in self._attempts():
                 with attempt:
                     call(*arguments)
-        except (HTTPError, PrefectException, ValueError) as error:  # or its proxy answers
+        except UNANSWERED as error:
             if self._warning.acquire(blocking=False):
                 logger.warning(
                     "Prefect's API did not take the artifacts of %s; the run goes on and says "

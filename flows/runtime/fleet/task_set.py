@@ -7,8 +7,6 @@ from typing import Any, Generic, Self
 from uuid import UUID
 
 import dask
-from httpx import HTTPError
-from prefect.exceptions import PrefectException
 from prefect.futures import PrefectFuture
 
 from digen_core.checkpoints.manifest import DamagedError
@@ -21,6 +19,7 @@ from tasks.body import Body
 from tasks.gang.messages import GangBrokenError
 from tasks.receipts import Facts, FactsT, FactsT_co, Receipt, ReceiptError
 from tasks.runner.completions import Completion, Completions, mark_crashed
+from tasks.unanswered import UNANSWERED
 
 POLL_SECONDS = 1.0
 
@@ -260,8 +259,7 @@ def _require_success(completion: Completion, label: str, where: str) -> None:
     if completion.succeeded:
         return
     if completion.state_type == "CRASHED":
-        # A server that is away, or whose proxy answers, shows it as running.
-        with suppress(HTTPError, PrefectException, ValueError):
+        with suppress(*UNANSWERED):  # Prefect shows it as running then
             mark_crashed(completion)
     require_no_culprit(completion)
     message = completion.message.removeprefix("Task run encountered an exception ")

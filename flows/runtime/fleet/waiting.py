@@ -7,9 +7,7 @@ from types import TracebackType
 from typing import Final, Self
 from uuid import UUID
 
-from httpx import HTTPError
 from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Pending, Running, State
 
@@ -17,6 +15,7 @@ from digen_core.control.protocol import Role
 from flows.runtime.context import RunContext
 from flows.runtime.observers import say
 from tasks.cluster.calls import WorkerLostError
+from tasks.unanswered import UNANSWERED
 
 STATE: Final = "WaitingForWorkers"
 TURN: Final = "WaitingForTurn"
@@ -96,7 +95,7 @@ def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:
 def show_state(flow_run_id: str, state: State[None]) -> None:
     """Set the state of a flow run; if Prefect's server is away, or its proxy answers, it stays."""
     with (
-        suppress(HTTPError, PrefectException, ValueError),
+        suppress(*UNANSWERED),
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(sync_client=True) as client,
     ):
