@@ -71,6 +71,8 @@ def train(run: RunContext) -> None:
     with on_cluster(run, prepare) as conductor:
         for index in range(run.progress.num_iterations, config.num_iterations):
             if tag := run.evaluation_before(index):
+                if index and config.checkpoints.are_of_evaluated:
+                    keep_last(run)
                 evaluate_once(run, tag)
                 say("training")
             conductor.complete(index, last=run.last_before_evaluation(index))

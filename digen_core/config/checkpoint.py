@@ -41,15 +41,14 @@ class CheckpointConfig(Strict):
     best_is: Literal["highest", "lowest"] = "highest"
     """Which values of best_by are the best."""
 
-    def are_due(self, number: int, evaluated_every: int) -> bool:
-        """Say whether there is a checkpoint after so many iterations that made a version.
+    @property
+    def are_of_evaluated(self) -> bool:
+        """Whether each version that is evaluated has a checkpoint, beside those that are due."""
+        return self.keep_best > 0 and self.best_by.startswith(EVALUATION)
 
-        Args:
-            number: of them.
-            evaluated_every: iterations between two evaluations; 0 if there are none.
-        """
-        judged = evaluated_every if self.keep_best and self.best_by.startswith(EVALUATION) else 0
-        return number > 0 and any(number % every == 0 for every in (self.every, judged) if every)
+    def are_due(self, number: int) -> bool:
+        """Say whether there is a checkpoint after so many iterations that made a version."""
+        return number > 0 and number % self.every == 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -293,10 +293,9 @@ class RunConfig(Strict):
         return (self.schedule.num_older + 1) * self.train.updates_per_iteration - 1
 
     def is_kept(self, version: int) -> bool:
-        """Say whether a version with which an iteration ends gets a checkpoint."""
+        """Say whether a version with which an iteration ends gets a checkpoint then."""
         # Where updates are skipped, those of a whole iteration count as one.
-        number = ceil(version / self.train.updates_per_iteration)
-        return self.checkpoints.are_due(number, self.evaluation.every)
+        return self.checkpoints.are_due(ceil(version / self.train.updates_per_iteration))
 
     def size_of(self, iteration: int, group: int) -> Size:
         """Return the size of a group's samples; a group has that of the one it takes the place of.

@@ -75,16 +75,3 @@ def test_who_compares_with_the_start_of_an_iteration_keeps_it(options, keeps, ve
 def test_checkpoints_are_of_what_iterations_end_with(every, ends, kept):
     config = config_of(["--train.updates-per-iteration", "4", "--checkpoints.every", str(every)])
     assert tuple(version for version in ends if config.is_kept(version)) == kept
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        (["--checkpoints.keep-best", "1"], (3, 4, 6, 8, 9)),
-        (["--checkpoints.keep-best", "1", "--checkpoints.best-by", "reward/mean"], (4, 8)),
-        ([], (4, 8)),
-    ],
-)
-def test_versions_that_are_judged_have_checkpoints_where_the_best_are_kept(settings, kept):
-    config = config_of(["--checkpoints.every", "4", "--evaluation.every", "3", *settings])
-    assert tuple(version for version in range(10) if config.is_kept(version)) == kept
