@@ -55,11 +55,13 @@ def kept(versions: list[int], scores: Mapping[int, float], config: CheckpointCon
         config: says which.
     """
     newest = sorted(versions)[-config.keep_last :]
-    regular = [v for v in versions if config.keep_every and v % config.keep_every == 0]
+    every = config.keep_every  # whose multiples are passed where an iteration makes several
+    past = [version for version in versions if every and not 0 < version < every]
+    regular = {version // every: version for version in sorted(past, reverse=True)}
     sign = 1 if config.best_is == "highest" else -1
     scored = [version for version in versions if version in scores]
     best = sorted(scored, key=lambda version: (sign * scores[version], version), reverse=True)
-    return {*newest, *regular, *best[: config.keep_best]}
+    return {*newest, *regular.values(), *best[: config.keep_best]}
 
 
 def evaluations_of(run_dir: Path) -> dict[str, EvaluationReport]:

@@ -27,7 +27,7 @@ class CheckpointConfig(Strict):
     """The newest; with two, a damaged one costs one iteration."""
 
     keep_every: int = Field(0, ge=0)
-    """Also every version that is a multiple of this; 0 for none."""
+    """Also the first version at or past each multiple of this; 0 for none."""
 
     keep_best: int = Field(0, ge=0)
     """Also as many as this of the best by best_by; 0 for none. Where that is evaluation/..., each

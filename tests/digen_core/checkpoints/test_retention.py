@@ -35,8 +35,9 @@ def test_what_is_kept(versions, scores, config):
     for score in worse.values():  # as many as are asked for are at least as good
         assert sum(sign * other >= sign * score for other in better) >= config.keep_best
     others = found - set(sorted(versions)[-config.keep_last :])
-    regular = {v for v in others if config.keep_every and v % config.keep_every == 0}
-    assert len(others - regular) <= config.keep_best
+    first = {v // config.keep_every: v for v in sorted(versions)[::-1]} if config.keep_every else {}
+    assert all(v in found for multiple, v in first.items() if multiple)
+    assert len(others - set(first.values())) <= config.keep_best
 
 
 def run_with(tmp_path, metrics: dict[int, float]):
@@ -52,6 +53,21 @@ def test_a_run_keeps_the_last_those_between_and_the_best(tmp_path):
         prune(tmp_path, config)
         read_checkpoint(tmp_path / "checkpoints" / f"v{version:04d}")  # the newest is there
     assert names_in(tmp_path / "checkpoints") == ["v0002", "v0004", "v0005", "v0007"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"),
+    [
+        ([2, 4, 6, 8, 10, 12, 14], [4, 8, 12, 14]),
+        ([2, 3, 5, 7, 9, 11, 13, 15], [5, 9, 13, 15]),  # one of two updates was skipped
+        ([3, 6, 9, 12, 15, 18], [6, 9, 12, 18]),  # of every third version there is a checkpoint
+    ],
+)
+def test_multiples_that_no_checkpoint_is_of_are_passed(ends, left):
+    config, there = CheckpointConfig(keep_last=1, keep_every=4), list[int]()
+    for version in ends:
+        there = sorted(kept([*there, version], {}, config))
+    assert there == left
 
 
 def test_the_best_by_evaluation(tmp_path):
