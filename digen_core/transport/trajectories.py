@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
+from digen_core.inputs.reading import parse_json
 from digen_core.transport.files import remove_folder, written_whole
 from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
@@ -77,10 +78,14 @@ def read_segments(run_dir: Path, iteration: int) -> list[Segment]:
 def _read(path: Path) -> Segment:
     try:
         with safe_open(path, framework="numpy") as file:
-            header = json.loads(file.metadata()["digen"])
+            header = parse_json(file.metadata()["digen"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        return _segment_of(header, tensors)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+
+
+def _segment_of(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> Segment:
     first, version, device = (header.pop(name) for name in ("first_step", "version", "device"))
     latents, sigmas = tensors.pop("latents"), tensors.pop("sigmas")
     logprobs = {int(name.removeprefix("logprobs/")): value for name, value in tensors.items()}

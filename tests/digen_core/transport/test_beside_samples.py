@@ -72,6 +72,22 @@ def test_a_damaged_file_is_one_line(tmp_path):
         read_segments(tmp_path, 3)
 
 
+def test_a_bit_that_flips_in_what_a_file_says_of_itself_is_one_line(tmp_path):
+    path = write_segment(tmp_path, segment_of(), steps=STEPS)
+    content, said = path.read_bytes(), list[str]()
+    header = range(8, 8 + int.from_bytes(content[:8], "little"))
+    for place in header[::3]:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 7
+        path.write_bytes(flipped)
+        try:
+            read_segments(tmp_path, 3)  # it may be another name of a device
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) > 0.9 * len(header[::3])
+    assert all(text.startswith(f"{path} is damaged: ") for text in said)
+
+
 def test_as_many_iterations_stay_as_are_to_be_kept(tmp_path):
     def kept():
         return [it for it in range(5) if folder_of(tmp_path, it).exists()]
