@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional
 
@@ -22,6 +23,7 @@ from support.tiny_models import write_clip
 CPU = torch.device("cpu")
 WIDTH = 16
 IMAGES = torch.rand(5, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+SQUARE = IMAGES[..., :40]
 PROMPTS = ["a red cat", "a dog", "a red cat", "", "many words " * 30]
 
 
@@ -55,10 +57,33 @@ def test_pickscore_is_the_logit_over_26(folder, expected):
     close(PickScore(PickScoreConfig(path=folder), CPU)(IMAGES, PROMPTS), expected[0] / 26)
 
 
-def test_hps_is_the_cosine(folder, expected):
-    got = Hps(HpsConfig(path=folder), CPU)(IMAGES, PROMPTS)
-    close(got, expected[0] / np.exp(3.0))
+@pytest.fixture(scope="module")
+def cosine(folder):
+    return ClipScore(ClipScoreConfig(path=folder, counts="cosine"), CPU)
+
+
+def test_hps_is_the_cosine(folder, cosine):
+    got = Hps(HpsConfig(path=folder), CPU)(SQUARE, PROMPTS)
+    close(got, cosine(SQUARE, PROMPTS))
     assert got.abs().max() <= 1
+
+
+def on_black(image):
+    """Return an image [3, H, W] as HPS v2's program has it: scaled to fit and set on black."""
+    whole = Image.fromarray(as_pixels(image))
+    small = whole.resize([round(own * 32 / max(whole.size)) for own in whole.size])
+    square = Image.new("RGB", (32, 32))
+    square.paste(small, [(32 - own) // 2 for own in small.size])
+    return torch.from_numpy(np.array(square)).movedim(-1, 0) / 255
+
+
+@pytest.mark.parametrize("images", [IMAGES, IMAGES.mT, IMAGES[..., :20]])
+def test_hps_sees_all_of_images_that_are_not_square(images, folder, cosine):
+    got = Hps(HpsConfig(path=folder), CPU)(images, PROMPTS)
+    close(got, cosine(torch.stack([on_black(image) for image in images]), PROMPTS))
+    assert (got - cosine(images, PROMPTS)).abs().max() > 0.01
+    blunt = Hps(HpsConfig(path=folder, antialias=False), CPU)(images, PROMPTS)
+    assert 0 < (blunt - got).abs().max() < 0.1
 
 
 def test_clipscore_is_the_positive_cosine_times_2_5(folder, expected):
@@ -89,9 +114,10 @@ def test_batches_do_not_matter(folder, expected, batch_size):
 
 
 def test_half_precision_gives_float32_scores(folder, expected):
-    got = Hps(HpsConfig(path=folder, dtype="bfloat16"), CPU)(IMAGES, PROMPTS)
+    got = PickScore(PickScoreConfig(path=folder, dtype="bfloat16"), CPU)(IMAGES, PROMPTS)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got, expected[0] / np.exp(3.0), rtol=0.1, atol=0.02)
+    scale = np.exp(3.0) / 26
+    torch.testing.assert_close(got, expected[0] / 26, rtol=0.1, atol=0.02 * scale)
 
 
 def test_the_published_pickscore_takes_the_processor_it_was_trained_with():
