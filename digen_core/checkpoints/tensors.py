@@ -29,7 +29,7 @@ from digen_core.gang.rows import lengths_of, overlaps, rows_of
 from digen_core.training.contents import added, contents_of, rows_content
 from digen_core.training.train_state import TrainState
 from digen_core.transport.arrays import Weights
-from digen_core.transport.files import make_folder, remove_folder, sync
+from digen_core.transport.files import make_folder, remove_folder, share, sync
 from digen_core.transport.fingerprint import Content, hash_of
 
 Contents = dict[str, dict[str, Content]]
@@ -71,6 +71,7 @@ def write_rows(folder: Path, state: TrainState, gang: Gang) -> Contents:
     }
     path = _unfinished(folder, state.version) / name_of_state(gang.rank, gang.size)
     save_file(tensors, path)
+    share(path)
     sync(path)
     return {
         part: {

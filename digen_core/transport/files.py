@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,6 +120,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     make_folder(unfinished)
     try:
         yield unfinished
+        for path in unfinished.rglob("*"):
+            share(path)
         sync_all(unfinished)
         remove_folder(folder)
         unfinished.rename(folder)
@@ -144,6 +147,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
             yield unfinished
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {folder}: {' '.join(str(error).split())}") from error
+
+
+def share(path: Path) -> None:
+    """Let those read a file who may read its folder: safetensors writes for its own user alone."""
+    allowed = path.parent.stat().st_mode & 0o666
+    with suppress(FileNotFoundError):  # the unfinished file of a worker that was given up
+        if (mode := path.stat().st_mode) & allowed != allowed:
+            path.chmod(stat.S_IMODE(mode) | allowed)
 
 
 def remove_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from digen_core.errors import UserError
 from digen_core.inputs.reading import parse_json
-from digen_core.transport.files import written_whole
+from digen_core.transport.files import share, written_whole
 
 NONFINITE_OF_RUN: Final = "nonfinite"
 MOST_KEPT: Final = 16
@@ -56,6 +56,7 @@ def keep_input(run_dir: Path, kept: KeptInput) -> None:
         path = folder / f"i{kept.iteration:06d}-{kept.name}.safetensors"
         with written_whole(path, durable=False) as unfinished:
             save_file(arrays, unfinished, metadata={"digen": json.dumps(header)})
+            share(unfinished)
     except (OSError, SafetensorError) as error:  # a full disk is the latter
         logger.warning("the input of what is NaN or infinite cannot be kept: %s", error)
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from digen_core.inputs.reading import parse_json
-from digen_core.transport.files import remove_folder, written_whole
+from digen_core.transport.files import remove_folder, share, written_whole
 from digen_core.transport.origin import Origin
 from digen_core.transport.segment import Segment
 
@@ -62,6 +62,7 @@ def write_segment(run_dir: Path, segment: Segment, steps: Sequence[int]) -> Path
     contiguous = {key: np.ascontiguousarray(value) for key, value in tensors.items()}
     with written_whole(folder / name, durable=False) as unfinished:
         save_file(contiguous, unfinished, metadata={"digen": json.dumps(header)})
+        share(unfinished)
     return folder / name
 
 

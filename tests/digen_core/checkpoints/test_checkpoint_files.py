@@ -38,6 +38,12 @@ def test_a_state_comes_back_as_it_was(tmp_path, average, old, dtype):
     assert {name: getattr(manifest, name) for name in dict(position)} == dict(position)
 
 
+def test_who_may_read_the_manifest_may_read_the_state(tmp_path):
+    path = write_checkpoint(tmp_path / "checkpoints", state_of(1), position_of(1))
+    (path / "as usual").touch()
+    assert (path / STATE).stat().st_mode == (path / "as usual").stat().st_mode
+
+
 def test_versions_follow_each_other_by_number(tmp_path):
     for version in (9_999, 10_000, 99):
         write_checkpoint(tmp_path, state_of(version), position_of(version))

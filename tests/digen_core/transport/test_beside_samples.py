@@ -52,6 +52,12 @@ def test_the_kept_part_of_a_segment_comes_back_bit_for_bit(precision, tmp_path):
     np.testing.assert_array_equal(found.sigmas, segment.sigmas)
 
 
+def test_who_may_read_the_folder_may_read_a_segment(tmp_path):
+    path = write_segment(tmp_path, segment_of(), STEPS)
+    (usual := path.with_name("as usual")).touch()
+    assert path.stat().st_mode == usual.stat().st_mode
+
+
 @pytest.mark.parametrize("samples", [(0, 3), [0, 3], range(2, 4)])
 def test_whose_noise_its_samples_have_is_kept(samples, tmp_path):
     origin = Origin((3, 7), samples)

@@ -4,10 +4,13 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from digen_core.transport.files import (
     append_line,
+    folder_written_whole,
     remove_folder,
     remove_leftovers,
     written_whole,
@@ -88,6 +91,16 @@ def test_what_is_left_has_the_name_that_is_removed(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
     remove_leftovers(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_who_may_read_a_folder_may_read_its_files(tmp_path):
+    """Safetensors writes files that nobody else may read: no server, and no pod of another user."""
+    with folder_written_whole(tmp_path / "model") as unfinished:
+        (unfinished / "transformer").mkdir()
+        save_file({"a": np.zeros(1)}, unfinished / "transformer" / "weights.safetensors")
+        (unfinished / "config.json").touch()
+    weights = tmp_path / "model" / "transformer" / "weights.safetensors"
+    assert weights.stat().st_mode == (tmp_path / "model" / "config.json").stat().st_mode
 
 
 def test_half_a_line_of_a_writer_that_was_killed_goes(tmp_path):

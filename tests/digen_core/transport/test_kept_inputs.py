@@ -32,6 +32,13 @@ def test_what_is_kept_is_read_again_by_iteration(tmp_path):
             np.testing.assert_array_equal(found.arrays[name], array)
 
 
+def test_who_may_read_the_folder_may_read_what_is_kept(tmp_path):
+    keep_input(tmp_path, KEPT)
+    (file,) = (tmp_path / NONFINITE_OF_RUN).iterdir()
+    (usual := file.with_name("as usual")).touch()
+    assert file.stat().st_mode == usual.stat().st_mode
+
+
 def test_only_the_first_are_kept(tmp_path):
     for number in range(MOST_KEPT + 2):
         keep_input(tmp_path, replace(KEPT, name=f"p{number:03d}-train-0"))
