@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from mlflow import MlflowClient
@@ -101,7 +102,7 @@ def page_of(uri: str, experiment_id: str) -> str:
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{place}"
     # By itself it answers pages of any name that begins as a private address does.
-    server = f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {uri}"
+    server = f"mlflow ui --allowed-hosts 127.0.0.1:5000 --backend-store-uri {quote(uri)}"
     return f"{server}, then http://127.0.0.1:5000/{place}"
 
 

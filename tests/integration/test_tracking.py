@@ -2,6 +2,7 @@ import json
 import logging
 import platform
 import re
+import shlex
 import shutil
 import sqlite3
 import time
@@ -552,3 +553,5 @@ def test_the_address_opens_the_runs_of_the_experiment_with_reward_and_evaluation
     assert page_of("http://host:5000/", "7") == (
         "http://host:5000/#/experiments/7/runs?viewStateShareKey=digen"
     )
+    command = page_of("sqlite:////my runs/mlflow.db", "7").rpartition(", then ")[0]
+    assert shlex.split(command)[-2:] == ["--backend-store-uri", "sqlite:////my runs/mlflow.db"]
