@@ -51,8 +51,8 @@ class Service(Strict):
     pid: int
     started: float  # as `start_of` says
     log: str
-    gpus: tuple[int, ...] = ()
-    """Numbers of those of this machine that it sees alone."""
+    gpus: tuple[str, ...] = ()
+    """Those of this machine that it sees alone, as CUDA names them."""
 
     @property
     def process(self) -> psutil.Process | None:
@@ -135,7 +135,7 @@ def start(
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
-    gpus: tuple[int, ...] = (),
+    gpus: tuple[str, ...] = (),
 ) -> Service:
     """Start a process that outlives this one; what it prints goes to its log."""
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -35,17 +35,21 @@ from deployments.operation.state import (
     start,
     write_privately,
 )
-from deployments.operation.workers import Worker, workers_of
+from deployments.operation.workers import Worker, named_gpus, workers_of
 from deployments.shipped import find_cluster
 from digen_core import PYTHON
 from digen_core.errors import UserError
+from digen_core.planning.clusters.cluster import Cluster
 from digen_core.preflight.network import check_database_beside
+from tasks.cluster.gpus import visible_gpus
 from tasks.cluster.presence import present_workers
 
 PREFECT_TOML = Path("prefect.toml")
 PREFECT_WORKER = "prefect-worker"
 OURS = "# Made by 'digen up'; 'digen down' removes it.\n"
 TRAINING_SECONDS = 4.0  # to end in order: tasks are dropped, MLflow hears of it
+
+_Dealt = tuple[Worker, tuple[str, ...]]  # a worker, and its GPUs as CUDA names them
 
 
 def up(options: Options, say: Callable[[str], None]) -> State:
@@ -62,8 +66,8 @@ def up(options: Options, say: Callable[[str], None]) -> State:
             "or name another file by --deployments"
         )
     registration.check_folder()
-    workers = workers_of(find_cluster(options.cluster))
-    here = [worker for worker in workers if worker.host is None and options.workers]
+    cluster = find_cluster(options.cluster)
+    here = _here(workers_of(cluster), _visible(cluster)) if options.workers else []
     with locked():
         state = _current(options)
         with _rolled_back(state, say) as starter:
@@ -91,9 +95,11 @@ def add(cluster: str, say: Callable[[str], None]) -> State:
             raise UserError("nothing is up in this folder to add workers to; start it by: digen up")
         with _client(state) as client:
             taken = _names(client) | {service.name for service in state.services}
-        used = [gpu for own in state.services if own.process for gpu in own.gpus]
-        workers = workers_of(find_cluster(cluster), taken, used)
-        here = [worker for worker in workers if worker.host is None]
+        found = find_cluster(cluster)
+        names = {gpu for own in state.services if own.process for gpu in own.gpus}
+        visible = _visible(found)
+        used = [place for place, gpu in enumerate(visible) if gpu in names]
+        here = _here(workers_of(found, taken, used), visible)
         if not here:
             raise UserError(
                 f"all workers of {cluster} have hosts; this starts those: "
@@ -102,6 +108,16 @@ def add(cluster: str, say: Callable[[str], None]) -> State:
         with _rolled_back(state, say) as starter:
             starter.workers(here)
         return starter.state
+
+
+def _visible(cluster: Cluster) -> list[str]:
+    """Return the GPUs that this process sees, if a cluster has any: torch takes seconds to tell."""
+    return visible_gpus() if any(group.cuda for group in cluster.groups) else []
+
+
+def _here(workers: Sequence[Worker], visible: Sequence[str]) -> list[_Dealt]:
+    """Return the workers of this machine, each with its GPUs of those that are visible."""
+    return [(own, named_gpus(own, visible)) for own in workers if own.host is None]
 
 
 def down(say: Callable[[str], None]) -> int:
@@ -175,20 +191,22 @@ class _Starter:
         for name in ours:
             wait_until_ready(self._running[name], partial(is_ready, name, state))
 
-    def workers(self, workers: Sequence[Worker]) -> None:
-        """Start the Dask workers, and wait until the scheduler has them."""
+    def workers(self, workers: Sequence[_Dealt]) -> None:
+        """Start the Dask workers, each with its GPUs, and wait until the scheduler has them."""
         if not workers:
             return
-        self._say_starting([worker.name for worker in workers])
-        for worker in workers:
+        self._say_starting([worker.name for worker, _ in workers])
+        for worker, gpus in workers:
             arguments = worker.arguments(self.state.options.tls)
             # Prefect lets the processes of runs import from this folder, and so are workers to.
             command = [sys.executable, "-m", "tasks.worker.process", *arguments]
             environment = {**self.state.environment, **worker.environment}
-            self._start(worker.name, command, environment, worker.gpus)
-        names = {name for worker in workers for name in worker.names}
+            if worker.gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            self._start(worker.name, command, environment, gpus)
+        names = {name for worker, _ in workers for name in worker.names}
         with _client(self.state) as client:
-            for worker in workers:
+            for worker, _ in workers:
                 wait_until_ready(self._running[worker.name], lambda: names <= _names(client))
 
     def prefect_worker(self) -> None:
@@ -208,7 +226,7 @@ class _Starter:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        gpus: tuple[int, ...] = (),
+        gpus: tuple[str, ...] = (),
     ) -> None:
         if name in self._running:
             return

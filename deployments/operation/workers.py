@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count, groupby, islice
 
 from digen_core.control.protocol import followers_of
+from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import Card, DeviceGroup, GangGroup, RewardGroup
 from tasks.cluster.listening import INSECURE
@@ -58,7 +60,7 @@ class Worker:
     site: str  # of its device
     group: DeviceGroup | RewardGroup  # what it computes with
     host: Host
-    gpus: tuple[int, ...]  # their numbers on the host; none: it has no GPU
+    gpus: tuple[int, ...]  # their places among those of the host; none: it has no GPU
     ranks: range  # of the gang's members
 
     @property
@@ -139,13 +141,32 @@ def workers_of(
     Args:
         cluster: of the file.
         taken: names that others have.
-        gpus_taken: numbers of GPUs of this machine that others use.
+        gpus_taken: places of GPUs of this machine that others use.
     """
     free = _Free(taken, gpus_taken)
     cards = _Cards(cluster, free)
     alone = [own for group in cluster.alone for own in _of_group(group, free)]
     gangs = list(_of_gangs(cluster, free, cards))
     return [*alone, *gangs, *_spares(cluster, gangs, free, cards)]
+
+
+def named_gpus(worker: Worker, visible: Sequence[str]) -> tuple[str, ...]:
+    """Return the GPUs of a worker of this machine, as CUDA names them; none where there is none.
+
+    Args:
+        worker: of this machine.
+        visible: GPUs that this process sees.
+
+    Raises:
+        UserError: it is to have one beyond these.
+    """
+    if visible and any(gpu >= len(visible) for gpu in worker.gpus):
+        raise UserError(
+            f"{worker.name} is to have GPU {worker.gpus[-1] + 1} of this machine, but "
+            f"{number_of(len(visible), 'GPU')} can be used; correct the cluster file, or let this "
+            "command see more by CUDA_VISIBLE_DEVICES"
+        )
+    return tuple(visible[gpu] for gpu in worker.gpus) if visible else ()
 
 
 def spares_in(cluster: Cluster) -> list[tuple[Spares, int]]:
