@@ -43,7 +43,8 @@ class RunTrace:
     spans: list[Span]
     devices: list[Device]
     windows: dict[int, Window]
-    gaps: dict[int, list[Gap]]  # by iteration
+    present: dict[int, list[Device]]  # by iteration
+    gaps: dict[int, list[Gap]]  # by iteration, of the devices that were there
     prediction: Prediction | None
 
     @property
@@ -55,6 +56,15 @@ class RunTrace:
     def seconds(self) -> float:
         """Seconds of all iterations."""
         return sum(window.seconds for window in self.windows.values())
+
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        """Seconds of the iterations in which each device was there, by its name."""
+        found = dict.fromkeys((device.name for device in self.devices), 0.0)
+        for number, present in self.present.items():
+            for device in present:
+                found[device.name] += self.windows[number].seconds
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ def write_report(run_dir: Path, out: Path, every: bool = False) -> Report:
     trace, evaluations = read_trace(run_dir), evaluation_table(evaluations_of(run_dir))
     shown = shown_iterations(trace.windows, every)
     pictures = {name_of(index): timeline(trace, index) for index in shown}
-    pictures["idle.png"] = draw_idle(trace.all_gaps, trace.devices, trace.seconds, trace.name)
+    pictures["idle.png"] = draw_idle(trace.all_gaps, trace.device_seconds, trace.name)
     curves, errors = reward_curves(run_dir)
     if curves:
         pictures["rewards.png"] = draw_curves(curves, errors)
@@ -114,13 +124,34 @@ def read_trace(run_dir: Path) -> RunTrace:
         ) from error
     except (ValueError, OSError) as error:
         raise UserError(f"cannot read the spans of {run_dir}: {error}") from error
-    windows = {k: window for k, window in iteration_windows(spans).items() if window.seconds > 0}
-    if not windows or not devices:
+    present = _present(spans, devices)
+    windows = {k: own for k, own in iteration_windows(spans).items() if own.seconds > 0}
+    windows = {k: own for k, own in windows.items() if present[k]}
+    if not windows:
         raise UserError(f"{run_dir} holds no spans to report on: no iteration is in them")
     whole = Window(min(w.started for w in windows.values()), max(w.ended for w in windows.values()))
     parts = clip(idle_gaps(spans, devices, whole), windows)
-    name = run_dir.resolve().name
-    return RunTrace(name, spans, devices, windows, parts, _prediction_of(run_dir))
+    there = {(k, device.name) for k in windows for device in present[k]}
+    return RunTrace(
+        name=run_dir.resolve().name,
+        spans=spans,
+        devices=[own for own in devices if own.name in {name for _, name in there}],
+        windows=windows,
+        present={k: present[k] for k in windows},
+        gaps={k: [gap for gap in own if (k, gap.device) in there] for k, own in parts.items()},
+        prediction=_prediction_of(run_dir),
+    )
+
+
+def _present(spans: Iterable[Span], devices: Iterable[Device]) -> dict[int, list[Device]]:
+    """Return the devices that were there in each iteration: all load its version, at least.
+
+    One that joined later, or was lost before, was not idle then.
+    """
+    names: dict[int, set[str]] = {}
+    for span in spans:
+        names.setdefault(span.iteration, set()).add(span.device)
+    return {k: [device for device in devices if device.name in own] for k, own in names.items()}
 
 
 def shown_iterations(windows: Mapping[int, Window], every: bool = False) -> list[int]:
@@ -169,8 +200,8 @@ def name_of(index: int) -> str:
 
 def timeline(trace: RunTrace, index: int) -> Figure:
     """Return the timeline of an iteration."""
-    window, gaps = trace.windows[index], trace.gaps[index]
-    return draw_timeline(trace.spans, gaps, trace.devices, window, f"iteration {index + 1}")
+    window, gaps, devices = trace.windows[index], trace.gaps[index], trace.present[index]
+    return draw_timeline(trace.spans, gaps, devices, window, f"iteration {index + 1}")
 
 
 def _page(
@@ -211,7 +242,7 @@ def _summary(trace: RunTrace) -> str:
 
 
 def _idle_table(trace: RunTrace) -> Table:
-    total = trace.seconds * len(trace.devices)
+    total = sum(trace.device_seconds.values())
     idle = idle_seconds(trace.all_gaps)
     times: dict[str, float] = {"busy": total - sum(idle.values())} | {c: idle[c] for c in idle}
     meanings: dict[str, str] = {cause: IDLE_STYLES[cause].meaning for cause in CAUSES}

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from digen_core.control.protocol import Device
 from digen_core.inputs.text import short
 from digen_core.trace.gaps import CAUSES, Cause, Gap
 from digen_core.trace.metrics import idle_seconds
@@ -35,19 +34,18 @@ def look_of(number: int) -> tuple[str, str]:
     return LINE_COLOURS[place], LINE_STYLES[turn % len(LINE_STYLES)]
 
 
-def draw_idle(gaps: Sequence[Gap], devices: Sequence[Device], seconds: float, name: str) -> Figure:
+def draw_idle(gaps: Sequence[Gap], seconds: Mapping[str, float], name: str) -> Figure:
     """Return stacked bars, of all devices and of each: the share of busy time, then of each cause.
 
     Args:
         gaps: idle gaps of the devices.
-        devices: bars, from the top.
-        seconds: of the windows that the gaps are of.
+        seconds: of the windows that the gaps are of, by device: bars, from the top.
         name: of what is shown.
     """
-    bars = [ALL_DEVICES, *(device.name for device in devices)]
+    bars = [ALL_DEVICES, *seconds]
     idle = [idle_seconds(gaps)]
     idle += [idle_seconds(gap for gap in gaps if gap.device == bar) for bar in bars[1:]]
-    totals = [seconds * len(devices), *[seconds] * len(devices)]
+    totals = [sum(seconds.values()), *seconds.values()]
     shares = {
         cause: [part[cause] / total for part, total in zip(idle, totals, strict=True)]
         for cause in CAUSES

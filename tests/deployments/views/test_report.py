@@ -12,7 +12,7 @@ from deployments.views.report_rewards import reward_curves
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, SampleRow
 from digen_core.trace.spans import write_devices, write_spans
-from digen_core.trace.windows import Window
+from digen_core.trace.windows import Window, iteration_windows
 from digen_core.transport.samples import write_samples
 from support.small_disk import small_disk
 from support.trace_schedules import devices_of, pipeline
@@ -74,6 +74,18 @@ def test_the_idle_table_adds_up_to_all_device_time(run_dir, capsys):
     assert sum(float(share) for _, _, share in rows) == pytest.approx(100, abs=0.5)
     assert min(seconds[name] for name in ("busy", "fill", "starvation", "tail", "push")) > 0
     assert seconds["switch"] == 0
+
+
+def test_a_device_counts_in_the_iterations_in_which_it_was_there(run_dir, capsys):
+    """Not before it joined, as where a run is resumed with more workers: that is no idle time."""
+    spans = pipeline(2, 1, num_iterations=2)
+    before = [s for s in spans if s.iteration == 0 and s.device != "rollout-1"]
+    write_spans(run_dir / "spans", 0, before)
+    assert run(["report", str(run_dir)]) == 0
+    rows = re.findall(r"(?m)^(\w+) +([\d.]+) +[\d.]+% ", capsys.readouterr().out)
+    windows = iteration_windows(before + [s for s in spans if s.iteration == 1])
+    wanted = 2 * windows[0].seconds + 3 * windows[1].seconds
+    assert sum(float(seconds) for _, seconds in rows) == pytest.approx(wanted, abs=0.5)
 
 
 def test_dollars_in_the_name_of_a_run_make_no_formula(run_dir, capsys):

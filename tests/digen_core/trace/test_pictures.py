@@ -80,7 +80,7 @@ def test_a_picture_has_room_for_all_its_lanes(size, tmp_path):
     gaps = idle_gaps(spans, devices, window)
     for figure in (
         draw_timeline(spans, gaps, devices, window, "iteration 0"),
-        draw_idle(gaps, devices, window.seconds, "iteration 0"),
+        draw_idle(gaps, {own.name: window.seconds for own in devices}, "iteration 0"),
     ):
         figure.savefig(tmp_path / "picture.png")
         labels = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
@@ -90,7 +90,7 @@ def test_a_picture_has_room_for_all_its_lanes(size, tmp_path):
 
 
 def test_the_idle_chart_stacks_shares_up_to_one():
-    figure = draw_idle(GAPS, devices_of(1, 1), 10, "run")
+    figure = draw_idle(GAPS, {"rollout-0": 10, "trainer-0": 10}, "run")
     widths = {
         bars.get_label(): [bar.get_width() for bar in bars] for bars in figure.axes[0].containers
     }
@@ -102,7 +102,7 @@ def test_the_idle_chart_stacks_shares_up_to_one():
 
 
 def test_long_runs_take_whole_seconds():
-    figure = draw_idle(GAPS, devices_of(1, 1), 61_234, "run")
+    figure = draw_idle(GAPS, {"rollout-0": 61_234, "trainer-0": 61_234}, "run")
     assert figure.axes[0].get_title(loc="left") == "run: where 122468 device seconds went"
 
 
