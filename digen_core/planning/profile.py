@@ -71,7 +71,8 @@ class LineFit:
         n, seconds = self.n / self.weight, self.seconds / self.weight
         variance = self.n2 / self.weight - n**2
         if variance < MIN_SPREAD * n**2:
-            known = present(n)
+            # of the mean, which is no whole number of items, not even where all were so many
+            known = present.fixed + n / present.shares * present.per_item
             return present.times(seconds / known) if known else Linear(per_item=seconds / n)
         slope = (self.n_seconds / self.weight - n * seconds) / variance
         if slope <= 0:

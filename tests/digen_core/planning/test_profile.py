@@ -115,6 +115,24 @@ def test_of_one_size_the_ratio_of_the_parts_stays():
     assert costs.kinds["h100"].pack == Linear(fixed=2.0, per_item=1.0)
 
 
+@pytest.mark.parametrize("size", [3, 6, 7, 12])
+def test_of_one_size_the_seconds_are_those_that_were_seen_however_old_they_are(size):
+    """Weights of 0.6, 0.36, ... are rounded, so the mean of packs of 3 may be 3 + 4e-16 pairs."""
+    present = DeviceCosts(step=Linear(), pack=Linear(fixed=0.1, per_item=1.0))
+    profile = Profile(Costs(kinds={"h100": present}), DEVICES)
+    for _ in range(24):
+        own = profile.learn(packs(lambda n: 0.1 + n, [size] * 7)).kinds["h100"].pack
+        assert own(size) == pytest.approx(0.1 + size)
+
+
+def test_of_nearly_one_size_the_line_goes_through_the_mean():
+    fit = LineFit()
+    for cost in (0.93, 1.07):
+        fit.add(3 * cost, 0.1 + 3 * cost)
+        fit.add(3 * (cost + 0.05), 0.1 + 3 * (cost + 0.05))
+    assert fit.line(Linear(fixed=0.1, per_item=1.0))(3) == pytest.approx(3.1)
+
+
 def test_of_one_size_and_nothing_known_all_is_per_item():
     costs = Profile(NOTHING, DEVICES).learn(packs(lambda n: 6.0, [4, 4]))
     assert costs.kinds["h100"].pack == Linear(per_item=1.5)
