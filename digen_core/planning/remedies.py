@@ -43,7 +43,7 @@ def _settings(config: RunConfig, folder: Path, fits: Fits) -> str | None:
     def is_enough(some: Sequence[Change]) -> bool:
         return _fits(_changed(config, some), folder, fits, None)
 
-    changes = [change for change in _CHANGES if _changed(config, [change]) != config]
+    changes = _open(config)
     if not changes or not is_enough(changes):
         return None
     fewer = [[change] for change in changes]
@@ -53,7 +53,7 @@ def _settings(config: RunConfig, folder: Path, fits: Fits) -> str | None:
 
 
 def _gang(config: RunConfig, folder: Path, fits: Fits) -> str | None:
-    changes = [change for change in _CHANGES if _changed(config, [change]) != config]
+    changes = _open(config)
     for size in GANGS:
         for some in ([], changes):
             changed = in_gang(_changed(config, some), folder, size)
@@ -64,6 +64,16 @@ def _gang(config: RunConfig, folder: Path, fits: Fits) -> str | None:
                     keys.append(("parallel", "context_parallel", shared.context_parallel))
                 return f"{_shown([*keys, *some])} in gangs of {size} (the devices' gang)"
     return None
+
+
+def _open(config: RunConfig) -> list[Change]:
+    """Return the changes that a config leaves to make: none puts back what it has offloaded."""
+
+    def is_open(table: str, key: str, value: object) -> bool:
+        now = getattr(getattr(config, table), key)
+        return {*value} > {*now} if isinstance(value, tuple) else value != now
+
+    return [change for change in _CHANGES if is_open(*change)]
 
 
 def _fits(config: RunConfig, folder: Path, fits: Fits, gang: int | None) -> bool:
