@@ -67,6 +67,14 @@ class DeviceCosts(Strict):
     pack: Linear
     """Forward and backward of a pack, by pairs (a, c)."""
 
+    def times(self, factor: float) -> "DeviceCosts":
+        """Return what a device needs that takes so many times as long for everything."""
+        return DeviceCosts(
+            step=self.step.times(factor),
+            decode=self.decode.times(factor),
+            pack=self.pack.times(factor),
+        )
+
     def fragment(self, num_samples: int, num_steps: float) -> float:
         """Return the seconds to generate a fragment from its first step to its images."""
         return num_steps * self.step(num_samples) + self.decode(num_samples)

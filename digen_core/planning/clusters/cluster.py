@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import combinations, count, islice
 from pathlib import Path
 from typing import Self
@@ -271,8 +271,8 @@ class Cluster(Strict):
 
         Args:
             profile: of a run with the recipe. It wins over the file: a kind that it knows costs
-                what it says, another one what its first kind costs, over the speed. But links are
-                the file's, if it has any.
+                what it says, another one what the first that the file has, too, over their speeds.
+                But links are the file's, if it has any.
             sent: bytes of the recipe, that cross the links; a version's are the profile's, if it
                 has seen one.
 
@@ -280,9 +280,8 @@ class Cluster(Strict):
             UserError: neither says what a kind costs.
         """
         known = {_name_of(kind): found for kind, found in profile.kinds.items()} if profile else {}
-        reference = next(iter(known.values()), self.reference)
         kinds = {
-            group.kind: known.get(group.kind) or self._costs_of(group, reference)
+            group.kind: known.get(group.kind) or self._costs_of(group, known)
             for group in self.devices
         }
         known_now: dict[str, object] = {"kinds": kinds}
@@ -305,19 +304,19 @@ class Cluster(Strict):
             switch_to_trainer=self.switch_to_trainer,
         )
 
-    def _costs_of(self, group: DeviceGroup, reference: DeviceCosts | None) -> DeviceCosts:
+    def _costs_of(self, group: DeviceGroup, known: Mapping[str, DeviceCosts]) -> DeviceCosts:
         if group.costs is not None:
             return group.costs
+        for other in self.devices:
+            if other.kind in known:
+                return known[other.kind].times(group.slowness(other))
+        reference = next(iter(known.values()), self.reference)
         if reference is None:
             raise UserError(
                 f"the cluster does not say what a {group.kind} costs; give it costs or tflops, or "
                 "the cluster a reference, or set schedule.profile to the profile.json of a run"
             )
-        return DeviceCosts(
-            step=reference.step.times(1 / group.speed),
-            decode=reference.decode.times(1 / group.speed),
-            pack=reference.pack.times(1 / group.speed),
-        )
+        return reference.times(1 / group.speed)
 
 
 def _check_costs(where: str, of: str, costs: DeviceCosts | None) -> None:

@@ -134,7 +134,8 @@ class DeviceGroup(WorkerGroup):
 
     tflops: Positive | None = None
     """Peak of one GPU's dense bfloat16 arithmetic in TFLOP/s, as data sheets say: estimates the
-    costs of a recipe where neither a profile nor this file gives any."""
+    costs of a recipe where neither a profile nor this file gives any, and of a kind that a profile
+    does not know by those of one that it does."""
 
     bandwidth: Positive | None = None
     """Peak of its memory's bandwidth in GB/s, for the same."""
@@ -180,6 +181,12 @@ class DeviceGroup(WorkerGroup):
     def num_devices(self) -> int:
         """How many devices, or gangs, they are."""
         return self.count // self.members
+
+    def slowness(self, other: Self) -> float:
+        """Return how many times as long as on another one work takes: by speeds, else by peaks."""
+        if self.speed == other.speed and self.tflops and other.tflops:
+            return other.members * other.tflops / (self.members * self.tflops)
+        return other.speed / self.speed
 
     @property
     def declared(self) -> frozenset[str]:

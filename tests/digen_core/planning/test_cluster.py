@@ -86,7 +86,28 @@ def test_a_profile_wins_over_the_file(mixed):
     costs = mixed.costs(profile)
     assert costs.push == 0.25
     assert costs.kinds["a100"] == LINE
-    assert costs.kinds["h100"].pack(2) == 2.0  # at speed 1 as the profile's first kind
+    assert costs.kinds["h100"].pack(2) == 1.0  # at twice the speed of the kind that it knows
+
+
+def test_a_kind_that_a_profile_does_not_know_costs_what_another_does_over_their_speeds(mixed):
+    others = {"l40": LINE, "h100": LINE, "a100": LINE}
+    for unknown, pack in (("a100", 4.0), ("h100", 1.0)):
+        known = {kind: line for kind, line in others.items() if kind != unknown}
+        assert mixed.costs(Costs(kinds=known)).kinds[unknown].pack(2) == pack
+    assert mixed.costs(Costs(kinds={"l40": LINE})).kinds["a100"].pack(2) == 4.0
+
+
+def test_where_no_speed_is_said_peaks_are_those_of_kinds_that_a_profile_does_not_know(mixed):
+    groups = tuple(
+        group.model_copy(update={"speed": 1.0, "tflops": tflops})
+        for group, tflops in zip(mixed.devices, (989.0, 312.0), strict=True)
+    )
+    sheets = mixed.model_copy(update={"devices": groups, "reference": None})
+    costs = sheets.costs(Costs(kinds={"h100": LINE}))
+    assert costs.kinds["a100"].pack(2) == pytest.approx(2.0 * 989 / 312)
+    own = groups[1].model_copy(update={"costs": LINE})
+    kept = sheets.model_copy(update={"devices": (groups[0], own)})
+    assert kept.costs(Costs(kinds={"h100": LINE})).kinds["a100"] == LINE
 
 
 def test_estimates_by_hand(mixed):
