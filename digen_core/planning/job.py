@@ -12,7 +12,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import Asks, Costs
 from digen_core.control.layout import LAYOUTS, LayoutName
 from digen_core.control.protocol import Device
-from digen_core.control.schedule import Screening, Workload
+from digen_core.control.schedule import Screening, Workload, relative_costs
 from digen_core.data.prompts import Prompt
 from digen_core.errors import UserError
 from digen_core.sim.deal import BOTH, deal
@@ -164,13 +164,13 @@ def typical_workload(config: RunConfig, prompts: Sequence[Prompt] = ()) -> Workl
 
     Where iterations take unequally many steps its groups take the mean number, rounded; where
     prompts do, its groups take those of prompts at even distances, from the fewest steps to the
-    most, by weight, in a random order.
+    most, by weight, in a random order. Where iterations have other sizes, likewise.
 
     Args:
         config: of the run.
         prompts: that it trains on; none: all take the config's steps.
     """
-    shape = workload_of(config)
+    shape = replace(workload_of(config), group_costs=typical_costs(config))
     if config.algorithm.shortens:
         total, most = config.num_iterations, MOST_ITERATIONS
         iterations = [place * total // min(total, most) for place in range(min(total, most))]
@@ -187,6 +187,23 @@ def typical_workload(config: RunConfig, prompts: Sequence[Prompt] = ()) -> Workl
     order = np.random.default_rng(config.seed).permutation(np.searchsorted(ends, middles))
     steps = group_steps(config, [0] * shape.num_groups, [drawn[place] for place in order])
     return with_steps(shape, config, steps)
+
+
+def typical_costs(config: RunConfig) -> tuple[float, ...]:
+    """Return what a sample of each group costs in an iteration that takes what they do in the mean.
+
+    Empty where all cost the same. Where iterations do not have the same sizes in turn, its groups
+    have those at even distances, from the cheapest to the dearest, in a random order.
+    """
+    count, sizes = config.rollout.prompts_per_iteration, config.model.sizes
+    if not sizes or count % len(sizes) == 0:
+        return group_costs(config, 0)[:count]
+    from digen_core.planning.sizes import costs_of_sizes  # torch, as below
+
+    found = costs_of_sizes(config.model)
+    places = np.random.default_rng(config.seed).permutation(count)
+    ranked = sorted(found[size] for size in sizes)
+    return relative_costs(ranked[(2 * own + 1) * len(sizes) // (2 * count)] for own in places)
 
 
 def with_steps(workload: Workload, config: RunConfig, steps: Sequence[int]) -> Workload:

@@ -1,12 +1,13 @@
 """The workload of a run: what a config asks of the controller, and how long its tasks are."""
 
 import math
+from dataclasses import replace
 
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS, Layout
 from digen_core.control.schedule import QUEUE_DEPTH, Schedule, Workload
 from digen_core.data.draws import prompts_of_iteration
-from digen_core.planning.job import with_steps
+from digen_core.planning.job import group_costs, with_steps
 from flows.runtime.context import RunContext
 
 # What a task costs its worker and the flow, as `digen bench runner` measures it.
@@ -40,11 +41,13 @@ def schedule_of(config: RunConfig) -> Schedule:
 
 
 def next_workload(run: RunContext) -> Workload:
-    """Return the shape of a run's next iteration, whose groups may have their own steps."""
+    """Return the shape of a run's next iteration; groups may have their own sizes or steps."""
     config, shape = run.config, run.workers.workload
+    index, count = run.progress.num_iterations, config.rollout.prompts_per_iteration
+    if config.model.sizes:
+        shape = replace(shape, group_costs=group_costs(config, index)[:count])
     if config.prompts.steps_column is None and not config.algorithm.shortens:
         return shape
-    index, count = run.progress.num_iterations, config.rollout.prompts_per_iteration
     prompts = prompts_of_iteration(run.prompts, index, count, seed=config.seed)
     return with_steps(shape, config, run.workers.group_steps(index, prompts))
 

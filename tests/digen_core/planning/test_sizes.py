@@ -21,7 +21,7 @@ from digen_core.models import equal_blocks
 from digen_core.models.families import adapter_of
 from digen_core.models.trainable import make_trainable, trainable_parameters
 from digen_core.planning import sizes as counting
-from digen_core.planning.job import group_costs, workload_of
+from digen_core.planning.job import group_costs, typical_workload, workload_of
 from digen_core.planning.sizes import (
     Sizes,
     cost_of_default,
@@ -169,6 +169,26 @@ def test_groups_cost_what_their_sizes_do():
     assert group_costs(config, 1) == pytest.approx((large, large, large, large))
     assert workload_of(config).group_costs == pytest.approx((large, small))
     assert group_costs(config_of("flux"), 0) == ()
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_typical_iteration_takes_what_iterations_of_all_sizes_take_in_the_mean(count):
+    """The first iteration has the smallest sizes alone where it has few groups."""
+    sides = (32, 32, 48, 64)
+    model = {"path": "nobody/has-this", "sizes": [[side, 64, 1] for side in sides]}
+    config = config_of("flux", model=model, rollout={"prompts_per_iteration": count})
+    every = costs_of_sizes(config.model).values()
+    found = typical_workload(config).group_costs
+    assert sum(found) == pytest.approx(count if found else 0.0)
+    assert len({*found}) == {1: 0, 2: 2}.get(count, 3)
+    if count % 4 == 0:
+        assert found == pytest.approx(count // 4 * [config_cost(config, side) for side in sides])
+    if count > 2:
+        assert max(found) < 1.2 * max(every)
+
+
+def config_cost(config, side: int) -> float:
+    return costs_of_sizes(config.model)[side, 64, 1]
 
 
 def test_a_group_costs_what_its_images_make_it_cost(tiny_families):

@@ -7,7 +7,7 @@ from digen_core.config.schedule import ClusterConfig
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Schedule, Workload
 from digen_core.planning.job import workload_of
-from flows.runtime.workload import schedule_of
+from flows.runtime.workload import next_workload, schedule_of
 from support.contexts import run_context
 from tasks.cluster.cluster import local_devices
 
@@ -21,6 +21,17 @@ def test_the_workload_by_hand():
     made = workload_of(config(rollout=rollout, train={"pack_size": 5}))
     assert made == Workload(3, 8, 4, 6, 5, 8, samples_per_pack=5)
     assert workload_of(config(algorithm={"advantage_scale": "batch"})).advantages_need_all_groups
+
+
+def test_the_next_iteration_has_its_own_sizes(tmp_path):
+    """64 x 64 pixels are 16 tokens, 32 x 64 are 8: in their mean 4/3 and 2/3."""
+    sizes = [[64, 64, 1], [32, 64, 1], [32, 64, 1], [64, 64, 1]]
+    model = {"path": "nobody/has-this", "sizes": sizes}
+    run = run_context(tmp_path, config(model=model, rollout={"prompts_per_iteration": 3}))
+    large, small = 4 / 3, 2 / 3
+    assert next_workload(run).group_costs == pytest.approx((large, small, small))
+    run.progress.num_iterations = 1
+    assert next_workload(run).group_costs == pytest.approx((large, large, small))
 
 
 def test_auto_leaves_the_choice_to_the_controller():
