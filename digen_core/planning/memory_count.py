@@ -15,6 +15,7 @@ import torch
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.size import tokens_of
 from digen_core.control.costs import Linear
 from digen_core.gang.cutting import cut
 from digen_core.gang.degrees import check_degree, check_stages
@@ -132,7 +133,10 @@ def on_meta(config: RunConfig, folder: Path, gang: Gang) -> PipelinePolicy:
 
 
 class _Peaks:
-    """The peaks of a policy's passes, on lines through one item and the most there are."""
+    """The peaks of a policy's passes, on lines through one item and the most there are.
+
+    Of several sizes they are those of the largest.
+    """
 
     def __init__(
         self, policy: PipelinePolicy, config: RunConfig, gang: Gang, computes: bool
@@ -144,6 +148,10 @@ class _Peaks:
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
         self._join(config, gang)
+        trained = config.model.sizes or (config.model.size,)
+        self._trained = policy.at_size(max(trained, key=tokens_of))
+        # evaluations have the config's size
+        self._sampled = policy.at_size(max(*trained, config.model.size, key=tokens_of))
         self._fake.change(lambda: refresh(policy.float8))  # it is held, no part of a peak
         shares = gang.num_shares
         by_few = not (gang.shards_weights or gang.stages > 1)  # shared blocks know of each other
@@ -190,18 +198,18 @@ class _Peaks:
     @torch.no_grad()
     def _step(self, num_samples: int) -> None:
         for precision in sorted(self._precisions):
-            with self._policy.sampling(precision):
-                self._velocity(self._policy, num_samples)
+            with self._sampled.sampling(precision):
+                self._velocity(self._sampled, num_samples)
 
     @torch.no_grad()
     def _decode(self, num_samples: int) -> None:
-        latents = self._policy.vae_latents(self._latent(num_samples))
-        vae = self._policy.pipeline.vae
+        policy = self._sampled
+        latents, vae = policy.vae_latents(self._latent(policy, num_samples)), policy.pipeline.vae
         vae.decode(latents.to(vae.dtype), return_dict=False)
 
     def _pack(self, num_pairs: int) -> None:
         parameters = list(trainable_parameters(self._policy).values())
-        loss = self._velocity(self._policy.in_training(), num_pairs).sum()
+        loss = self._velocity(self._trained.in_training(), num_pairs).sum()
         if self._policy.gang.shards_weights:
             loss.backward()
             for parameter in parameters:
@@ -211,11 +219,11 @@ class _Peaks:
 
     def _velocity(self, policy: PipelinePolicy, count: int) -> torch.Tensor:
         return policy.velocity(
-            self._latent(count), torch.empty(count), policy.blank_condition(count)
+            self._latent(policy, count), torch.empty(count), policy.blank_condition(count)
         )
 
-    def _latent(self, count: int) -> torch.Tensor:
-        return torch.empty(count, *self._policy.latent_shape, dtype=self._policy.latent_dtype)
+    def _latent(self, policy: PipelinePolicy, count: int) -> torch.Tensor:
+        return torch.empty(count, *policy.latent_shape, dtype=policy.latent_dtype)
 
 
 def _bytes_of(*tensors: torch.Tensor) -> int:

@@ -345,6 +345,22 @@ def test_less_is_needed_where_the_config_says_so(tiny_families):
     assert plain.state == memory(computes=False, train={"ema_decay": 0.0}).state * 4 / 3
 
 
+def test_of_several_sizes_the_largest_counts(tiny_families):
+    """Samples are trained at the sizes of the config alone, evaluations are at its own."""
+    folder = Path(tiny_families["flux"])
+
+    def memory(side: int, *sides: int) -> Memory:
+        sizes = [[own, own, 1] for own in sides]
+        model = {"height": side, "width": side, "sizes": sizes}
+        return memory_of(config_of("flux", model=model), folder)
+
+    small, large = memory(64), memory(128)
+    assert memory(64, 64, 128) == memory(64, 128, 64) == large
+    trained_small = memory(128, 64, 32)
+    assert trained_small == replace(large, pack=small.pack)
+    assert small.pack(6) < 0.5 * large.pack(6)
+
+
 def test_of_what_is_not_decoded_only_pictures_count(tiny_families):
     folder, of_latents = Path(tiny_families["flux"]), {"m:f": {"takes": "latents"}}
     large = {"rollout": {"group_size": 64, "fragment_size": 64}}
