@@ -65,13 +65,16 @@ def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
 
     A denoising step's task hands on the latents before and after it. Where clean latents are
     trained, the last step's are all that training takes. With either go velocities of the
-    reference policy, where who generates asks it.
+    reference policy, where who generates asks it. Of several sizes samples have the mean one.
     """
-    transition = 2 * sizes.latent_bytes + _FLOAT32_BYTES
+    model = config.model
+    tokens = fmean(map(tokens_of, model.sizes or (model.size,))) / tokens_of(model.size)
+    transition = 2 * tokens * sizes.latent_bytes + _FLOAT32_BYTES
+    velocity = tokens * sizes.velocity_bytes * config.generates_reference
     shared = config.num_trained_steps if config.trains_clean else 1
     return Sent(
         version=sizes.push_bytes,
-        transition=transition / shared + sizes.velocity_bytes * config.generates_reference,
+        transition=transition / shared + velocity,
         condition=sizes.embedding_bytes,
         gradient_sum=sizes.trained_parameters * _FLOAT32_BYTES,
     )

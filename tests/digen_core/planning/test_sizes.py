@@ -187,6 +187,19 @@ def test_a_typical_iteration_takes_what_iterations_of_all_sizes_take_in_the_mean
         assert max(found) < 1.2 * max(every)
 
 
+@pytest.mark.parametrize("side", [32, 64, 128])
+def test_samples_of_several_sizes_cross_links_as_those_of_the_mean_size(tiny_families, side):
+    """Whatever size evaluations have: 32 x 32 and 64 x 64 pixels are 2.5 times the smaller one."""
+    folder = Path(tiny_families["flux"])
+
+    def crossing(side: int, *sides: int) -> float:
+        own = {"height": side, "width": side, "sizes": [[n, n, 1] for n in sides]}
+        config = config_of("flux", model=own)
+        return sent_of(config, sizes_of(config, folder)).transition - 4  # of the log-prob
+
+    assert crossing(side, 32, 64) == pytest.approx(2.5 * crossing(32))
+
+
 def config_cost(config, side: int) -> float:
     return costs_of_sizes(config.model)[side, 64, 1]
 
