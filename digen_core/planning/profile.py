@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from digen_core.transport.files import replace_text
 
 PROFILE_OF_RUN = "profile.json"  # in the folder of a run
 DECAY = 0.6  # of the weight of what was seen, from one iteration to the next
+FORGOTTEN = 1e-100  # weight of what costs are not learnt anew from: much smaller ones are rounded
 MIN_SPREAD = 0.01  # variance of n over its mean squared, else both parts cannot be told apart
 
 OPERATIONS = {"denoise": "step", "samples": "step", "score": "decode", "train": "pack"}
@@ -161,8 +162,10 @@ class Profile:
         fits = (self._lines, self._scalars, self._links, self._pools)
         for fit in (self._version_bytes, *chain.from_iterable(own.values() for own in fits)):
             fit.fade()
-        for own in busy_periods(crossings):
-            _see(self._links, own.sites, own.num_bytes, own.ended - own.started)
+        for own in fits:
+            _forget(own)
+        for busy in busy_periods(crossings):
+            _see(self._links, busy.sites, busy.num_bytes, busy.ended - busy.started)
         learnt = {"links": self._learnt_links(), "sent": self._learnt_sent(crossings)}
         self.costs = self.costs.model_copy(update=learnt)
         kinds = {device.name: device.kind for device in self.devices}
@@ -248,6 +251,12 @@ def _see(fits: dict[Key, LineFit], key: Key, num_items: float, seconds: float) -
     """Take an observation in, unless it took less than no time: a clock was set back meanwhile."""
     if seconds >= 0:
         fits.setdefault(key, LineFit()).add(num_items, seconds)
+
+
+def _forget(fits: dict[Any, LineFit]) -> None:
+    """Leave out what was seen too long ago: what it told stays in the costs as it is."""
+    for key in [key for key, fit in fits.items() if fit.weight < FORGOTTEN]:
+        del fits[key]
 
 
 def load_profile(path: str | Path) -> Costs:

@@ -168,6 +168,17 @@ def test_what_is_older_weighs_less():
     assert profile.costs.kinds["h100"].pack(1) == pytest.approx((old + 2 * new) / (old + new))
 
 
+def test_what_was_seen_very_long_ago_is_known_as_it_was():
+    """After 1500 iterations its weight would be a number that rounds to itself, 1 s an item."""
+    profile = Profile(NOTHING, DEVICES)
+    profile.learn([denoise("slow", 0.0, 8.0, 4), *packs(lambda n: 2.0 + n, [1, 4])])
+    for _ in range(1500):
+        costs = profile.learn([denoise("fast", 0.0, 4.0, 4)])
+    assert costs.kinds["a100"].step(4) == pytest.approx(8.0)
+    assert costs.kinds["h100"].pack(2) == pytest.approx(4.0)
+    assert costs.kinds["h100"].step(4) == pytest.approx(4.0)
+
+
 def test_decoding_carries_the_encoding_of_its_group_on_its_device():
     spans = [
         span("encode", "fast", 0.0, 1.0, group=3),
