@@ -144,14 +144,17 @@ def read_trace(run_dir: Path) -> RunTrace:
 
 
 def _present(spans: Iterable[Span], devices: Iterable[Device]) -> dict[int, list[Device]]:
-    """Return the devices that were there in each iteration: all load its version, at least.
+    """Return the devices that were there in each iteration: from their first span to their last.
 
     One that joined later, or was lost before, was not idle then.
     """
-    names: dict[int, set[str]] = {}
+    worked: dict[str, set[int]] = {device.name: set() for device in devices}
+    numbers = set[int]()
     for span in spans:
-        names.setdefault(span.iteration, set()).add(span.device)
-    return {k: [device for device in devices if device.name in own] for k, own in names.items()}
+        numbers.add(span.iteration)
+        worked.setdefault(span.device, set()).add(span.iteration)
+    there = {name: range(min(own), max(own) + 1) for name, own in worked.items() if own}
+    return {k: [own for own in devices if k in there.get(own.name, ())] for k in numbers}
 
 
 def shown_iterations(windows: Mapping[int, Window], every: bool = False) -> list[int]:
