@@ -38,6 +38,7 @@ from digen_core.models.trainable import (
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.fake_gang import fake_gang
 from digen_core.planning.memory import Memory
+from digen_core.planning.sizes import largest_size
 from digen_core.records import SHOWN_SAMPLES
 
 _MASTER: Final = 4  # bytes of a master weight, of a moment, of an average, of a sum
@@ -148,10 +149,10 @@ class _Peaks:
         self._fake = FakeModules(*policy.transformers, policy.pipeline.vae)
         policy.device = torch.device("cpu")  # a fake one
         self._join(config, gang)
-        trained = config.model.sizes or (config.model.size,)
-        self._trained = policy.at_size(max(trained, key=tokens_of))
+        largest = largest_size(config.model)
+        self._trained = policy.at_size(largest)
         # evaluations have the config's size
-        self._sampled = policy.at_size(max(*trained, config.model.size, key=tokens_of))
+        self._sampled = policy.at_size(max(largest, config.model.size, key=tokens_of))
         self._fake.change(lambda: refresh(policy.float8))  # it is held, no part of a peak
         shares = gang.num_shares
         by_few = not (gang.shards_weights or gang.stages > 1)  # shared blocks know of each other

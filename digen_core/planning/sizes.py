@@ -145,6 +145,11 @@ def cost_of_default(model: ModelConfig, num_images: int | None = None) -> float:
     return cost_of_sample(model, model.size, num_images)
 
 
+def largest_size(model: ModelConfig) -> Size:
+    """Return the largest size of the samples that are trained, of which memory is counted."""
+    return max(model.sizes or (model.size,), key=tokens_of)
+
+
 def cost_of_sample(model: ModelConfig, size: Size, num_images: int | None = None) -> float:
     """Return what a step of a sample costs, in those of the mean size.
 

@@ -27,7 +27,7 @@ from digen_core.models.experts import Experts, transformers_in
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.planning.allocations import FakeModules
 from digen_core.planning.memory_count import on_meta
-from digen_core.planning.sizes import velocity_of_one
+from digen_core.planning.sizes import largest_size, velocity_of_one
 from digen_core.planning.stages.chain import Block, Chain
 
 BEFORE: Final = "before the blocks"
@@ -38,7 +38,8 @@ _SUMMED: Final = 4  # bytes of a number of a sum of gradients
 def chain_of(config: RunConfig, folder: Path) -> Chain:
     """Count what the parts of a recipe's transformer take.
 
-    Where samples and training have unequal guidance, it is of the one that takes more passes.
+    Where samples and training have unequal guidance, it is of the one that takes more passes; of
+    samples of several sizes, of the largest.
 
     Args:
         config: of the run.
@@ -49,9 +50,8 @@ def chain_of(config: RunConfig, folder: Path) -> Chain:
         UserError: the model has other sizes than the config asks for.
         ValueError: no module matches the config's LoRA targets.
     """
-    policy = max(
-        (own := on_meta(config, folder, ALONE)), own.in_training(), key=attrgetter("num_passes")
-    )
+    own = on_meta(config, folder, ALONE).at_size(largest_size(config.model))
+    policy = max(own, own.in_training(), key=attrgetter("num_passes"))
     with FlopCounterMode(display=False) as counter:
         flops = _Passes(policy, counter.get_total_flops)
         flops.there_and_back()

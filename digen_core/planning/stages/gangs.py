@@ -17,13 +17,14 @@ import numpy as np
 
 from digen_core.config.cuts import CutConfig
 from digen_core.config.run import RunConfig
+from digen_core.config.size import Size
 from digen_core.control.costs import DeviceCosts
 from digen_core.control.protocol import Role
 from digen_core.planning.capacity import GB
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import ROLES, DeviceGroup
 from digen_core.planning.memory import CONTEXT_BYTES
-from digen_core.planning.sizes import Sizes, cost_of_default
+from digen_core.planning.sizes import Sizes, cost_of_sample, largest_size
 from digen_core.planning.stages.chain import Chain
 from digen_core.planning.stages.codecs import NONE, Codec
 from digen_core.planning.stages.costs import costs_of
@@ -186,14 +187,21 @@ class Maker:
 
     def _network(self, gangs: Gangs) -> Network:
         """Return the least that the devices of each stage have, and what is between stages."""
-        mean = cost_of_default(self.config.model)
-        rate = 1e12 * self.cluster.mfu_train * mean
-        rates = [rate * min(card.tflops or 0 for card in own) for own in gangs]
+        largest = largest_size(self.config.model)  # that the chain is counted with
+        rates = [self._rate(own, largest) for own in gangs]
         memory = [GB * min(card.capacity or 0 for card in own) - CONTEXT_BYTES for own in gangs]
         memory[0] = self.leader_share * (memory[0] - self.text_bytes)
         links = [[self._link(one, other) for other in gangs] for one in gangs]
         bandwidth, latency = np.moveaxis(np.array(links), -1, 0)
         return Network(np.array(rates), np.maximum(memory, 1.0), bandwidth, latency)
+
+    def _rate(self, cards: Sequence[DeviceGroup], size: Size) -> float:
+        """Return the FLOPs that the least of some devices computes a second, counted at a size.
+
+        So that what they make of it are the seconds of a sample of the mean size.
+        """
+        cost = cost_of_sample(self.config.model, size)
+        return 1e12 * self.cluster.mfu_train * cost * min(card.tflops or 0 for card in cards)
 
     def _link(
         self, one: Sequence[DeviceGroup], other: Sequence[DeviceGroup]
@@ -229,7 +237,9 @@ class Maker:
             suffix = f"-{site}" if len(sites) > 1 else ""
             stages, network = cuts[len(gangs)].stages, self._network(gangs)
             plan = plan_of(self.chain, network, stages, codecs)
-            costs = costs_of(plan, float(network.rates[0]), self.cluster, config, self.sizes)
+            costs = costs_of(
+                plan, self._rate(gangs[0], self.config.model.size), self.cluster, config, self.sizes
+            )
             group = _group(f"{len(stages)}-stages{suffix}", gangs, costs)
             groups.append(group)
             speed += group.num_devices * size / costs.pack(size)

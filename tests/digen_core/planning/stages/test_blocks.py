@@ -83,6 +83,18 @@ def test_blocks_with_coded_cuts_are_counted_like_others(tiny_families):
         assert [getattr(own, name) for name in fields] == [getattr(other, name) for name in fields]
 
 
+@pytest.mark.parametrize("sides", [(64, 32), (32, 64)])
+def test_of_several_sizes_blocks_are_counted_with_the_largest(tiny_families, sides):
+    """Whatever size evaluations have: it has to fit."""
+    folder, config = Path(tiny_families["flux"]), config_of("flux")
+    sizes = tuple((side, 48, 1) for side in sides)
+    found, alone = (
+        chain_of(config.model_copy(update={"model": config.model.model_copy(update=own)}), folder)
+        for own in ({"sizes": sizes}, {"height": 64})
+    )
+    assert found == alone
+
+
 def test_a_block_by_hand(tiny_families):
     """A block of FLUX with one stream: 24 tokens of text and 6 of the image, of width 64."""
     block = chain_of_tiny(tiny_families["flux"], "flux", None, True).blocks[-1]

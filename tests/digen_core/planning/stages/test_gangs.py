@@ -53,6 +53,26 @@ def test_the_large_cards_lead_and_have_twice_the_blocks():
     assert two.left_out == four.left_out == {}
 
 
+def test_of_several_sizes_work_costs_what_the_mean_one_takes():
+    """The chain is of the largest, of 128 x 128 pixels: the mean of the two has 5/8 of its tokens.
+
+    What is decoded is counted at the size of evaluations.
+    """
+
+    def costs(side: int, *sides: int):
+        sizes = [[own, own, 1] for own in sides]
+        model = {"path": "nobody/has-this", "height": side, "width": side, "sizes": sizes}
+        config = RunConfig.model_validate(CONFIG.model_dump() | {"model": model})
+        return made(cluster_of(LARGE), config=config)[0].devices.devices[0].costs
+
+    alone = costs(128)
+    for side, decoding in ((64, 4.0), (128, 1.0)):
+        found = costs(side, 64, 128)
+        assert found.decode.per_item == pytest.approx(decoding * 5 / 8 * alone.decode.per_item)
+        assert found.pack(2) == pytest.approx(5 / 8 * alone.pack(2), rel=0.1)
+        assert found.pack(2) < alone.pack(2)
+
+
 def test_gangs_are_cut_for_the_least_of_their_devices():
     """5 large and 3 small cards in gangs of two: one second stage is large, and used as small."""
     cluster = cluster_of(LARGE | {"count": 5}, SMALL | {"count": 3})
