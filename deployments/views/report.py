@@ -58,6 +58,12 @@ class RunTrace:
         return sum(window.seconds for window in self.windows.values())
 
     @property
+    def predicted(self) -> dict[int, Window]:
+        """Those that the prediction is of: with the devices that the last iteration has."""
+        now = self.present[max(self.present)]
+        return {k: window for k, window in self.windows.items() if self.present[k] == now}
+
+    @property
     def device_seconds(self) -> dict[str, float]:
         """Seconds of the iterations in which each device was there, by its name."""
         found = dict.fromkeys((device.name for device in self.devices), 0.0)
@@ -209,7 +215,7 @@ def timeline(trace: RunTrace, index: int) -> Figure:
 
 def _page(
     trace: RunTrace,
-    shown: Iterable[int],
+    shown: Collection[int],
     images: Mapping[str, bytes],
     evaluations: Table | None,
 ) -> str:
@@ -257,16 +263,16 @@ def _verdict(trace: RunTrace) -> str:
     if trace.prediction is None:
         return NO_PREDICTION
     predicted = trace.prediction.predicted_seconds
-    measured = median(window.seconds for window in trace.windows.values())
+    measured = median(window.seconds for window in trace.predicted.values())
     return (
         f"Layout {trace.prediction.layout}: {short(predicted)} s an iteration predicted, "
         f"{short(measured)} s measured (median), error {predicted / measured - 1:+.1%}"
     )
 
 
-def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Iterable[int]) -> Table:
+def _prediction_table(trace: RunTrace, prediction: Prediction, shown: Collection[int]) -> Table:
     predicted = prediction.predicted_seconds
-    measured = [(number, trace.windows[number].seconds) for number in shown]
+    measured = [(k, window.seconds) for k, window in trace.predicted.items() if k in shown]
     rows = [
         [f"{k + 1}", short(predicted), short(t), f"{predicted / t - 1:+.1%}"] for k, t in measured
     ]

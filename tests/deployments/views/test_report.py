@@ -134,6 +134,20 @@ def test_a_prediction_is_judged(run_dir, capsys):
     assert page.count('<td class="number">-10.0%</td>') == 2
 
 
+def test_a_prediction_is_of_iterations_with_the_devices_of_the_last(run_dir, capsys):
+    """A run that is resumed with more workers is predicted anew."""
+    spans = pipeline(2, 1, num_iterations=2)
+    before = [s for s in spans if s.iteration == 0 and s.device != "rollout-1"]
+    early = [replace(s, queued=s.queued - 99, started=s.started - 99) for s in before]
+    write_spans(run_dir / "spans", 0, early)
+    (run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 9}')
+    measured = iteration_windows(spans)[1].seconds
+    run(["report", str(run_dir)])
+    assert f"9 s an iteration predicted, {measured:.3g} s measured" in capsys.readouterr().out
+    page = (run_dir / "report" / "report.html").read_text()
+    assert page.count(f"{9 / measured - 1:+.1%}") == 2
+
+
 def test_a_long_iteration_is_shown_in_whole_seconds(run_dir, capsys):
     (run_dir / "schedule.json").write_text('{"layout": "gap", "predicted_seconds": 12345.6}')
     run(["report", str(run_dir)])
