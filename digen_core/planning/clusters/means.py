@@ -60,7 +60,7 @@ class KubernetesConfig(Strict):
     namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)
     """Of all that is made."""
 
-    memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([KMGT]i?)?$")
+    memory: str = Field("64Gi", pattern=r"^\d+(\.\d+)?([MGT]|[KMGT]i)?$")
     """Memory of a worker's pod; of a gang on several hosts, of each of its pods."""
 
     claim: str | None = Field(None, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)

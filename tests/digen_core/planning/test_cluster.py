@@ -286,6 +286,18 @@ def test_slurm_is_asked_for_some_memory(memory, tmp_path):
         load_cluster(path)
 
 
+def test_memory_of_pods_is_written_as_kubernetes_does(tmp_path):
+    """Of thousands it knows a small k, and of bytes none."""
+    path = tmp_path / "mine.toml"
+    for memory in ("512Mi", "64G", "1.5Ti", "68719476736"):
+        path.write_text(f'{MIXED}\n[kubernetes]\nmemory = "{memory}"\n')
+        assert load_cluster(path).kubernetes.memory == memory
+    for memory in ("64000000K", "64GB"):
+        path.write_text(f'{MIXED}\n[kubernetes]\nmemory = "{memory}"\n')
+        with pytest.raises(UserError, match="kubernetes.memory"):
+            load_cluster(path)
+
+
 def test_one_device_is_too_few(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('devices = [{ kind = "h100", count = 1 }]')
