@@ -14,6 +14,7 @@ MOST_PHRASES: Final = 8
 """How many phrases of a prompt are asked about: the first ones, as in the published program."""
 MOST_WORDS: Final = 50
 
+_PLACES: Final = ("top", "the side", "the left", "the right")  # noun phrases, but of no thing
 _LEFT_OUT: Final = dict.fromkeys(map(ord, '.!"()*#:;~'))
 
 
@@ -29,6 +30,8 @@ def questions_of(row: Mapping[str, Any]) -> list[str]:
 def phrases_of(row: Mapping[str, Any]) -> list[str]:
     """Return the noun phrases of a prompt's row that are asked about.
 
+    As in the published program some that say where things are do not count.
+
     Raises:
         ValueError: its phrases are no list of texts.
     """
@@ -41,7 +44,7 @@ def phrases_of(row: Mapping[str, Any]) -> list[str]:
     for phrase in phrases:
         if not isinstance(phrase, str) or not phrase.strip():
             raise ValueError(f"its {COLUMN!r} has {shown(phrase, 80)}; each must be a text")
-    return phrases[:MOST_PHRASES]
+    return [phrase for phrase in phrases if phrase not in _PLACES][:MOST_PHRASES]
 
 
 def in_words_of_blip(question: str) -> str:

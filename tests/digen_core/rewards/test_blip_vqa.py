@@ -10,7 +10,7 @@ from digen_core.config.rewards.verifiers import BlipVqaConfig, DpgBlipConfig
 from digen_core.errors import ConfigError
 from digen_core.rewards.attempts import PermanentError
 from digen_core.rewards.blip.answers import BlipAnswers
-from digen_core.rewards.blip.phrases import questions_of
+from digen_core.rewards.blip.phrases import phrases_of, questions_of
 from digen_core.rewards.blip.vqa import BlipVqa
 from digen_core.rewards.dpg.dpg import DpgBlip
 from digen_core.rewards.pixels import as_pixels
@@ -81,6 +81,14 @@ def test_questions_are_in_the_words_of_the_model():
     assert asked() == []
     assert asked(*map(str, range(10))) == [f"{number}?" for number in range(8)]
     assert asked(" ".join("a" * 60)) == [" ".join("a" * 50)]
+
+
+def test_places_are_no_things():
+    """As in the published program: what is left out is none of the first eight."""
+    places = "top", "the side", "the left", "the right"
+    row = {"phrases": ["the cat", *places, *map(str, range(7)), "Top", "a left"]}
+    assert phrases_of(row) == ["the cat", *map(str, range(7))]
+    assert phrases_of({"phrases": ["Top", "the left hand"]}) == ["Top", "the left hand"]
 
 
 @pytest.mark.parametrize(

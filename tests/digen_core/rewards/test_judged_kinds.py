@@ -67,7 +67,7 @@ ASKED = {
     ),
     ("category", "spatial"): (
         "a cat on the left of a dog.",
-        compared("spatial", "a cat", "a dog"),
+        compared("spatial", "a cat", "the left", "a dog"),
         [
             "Can this be seen: a cat?",
             "Can this be seen: a dog?",
