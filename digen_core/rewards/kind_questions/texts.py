@@ -20,6 +20,7 @@ KINDS: Final = JUDGED["judged_kinds"]
 """By column the kinds about which something is asked."""
 
 _ARTICLES: Final = frozenset(("a", "an", "the"))
+_PLACES: Final = ("the top", "the bottom", "side", "front")  # noun phrases, but of no thing
 
 
 def kind_of(row: Row) -> tuple[str, str] | None:
@@ -122,7 +123,7 @@ def _described(question: str) -> Callable[[str, Row], Texts]:
     """Return what asks whether things are there, and then about the whole prompt."""
 
     def asked(prompt: str, row: Row) -> Texts:
-        things = [_is_there(phrase) for phrase in phrases_of(row)]
+        things = [_is_there(phrase) for phrase in phrases_of(row) if phrase not in _PLACES]
         return things, f"{question}: {_sentence(prompt)}?"
 
     return asked

@@ -76,10 +76,14 @@ ASKED = {
         [(), (), (1, 2)],
     ),
     ("category", "3d_spatial"): (
-        "a cat behind a dog",
-        compared("3d_spatial"),
-        ["Is this where things are: a cat behind a dog?"],
-        [()],
+        "a cat in front of a dog",
+        compared("3d_spatial", "a cat", "front", "a dog"),
+        [
+            "Can this be seen: a cat?",
+            "Can this be seen: a dog?",
+            "Is this where things are: a cat in front of a dog?",
+        ],
+        [(), (), (1, 2)],
     ),
     ("category", "numeracy"): (
         "two cats and a bench",
@@ -108,6 +112,13 @@ def test_what_is_asked_by_hand(kind):
     assert [own.text for own in found] == texts
     assert [own.parents for own in found] == parents
     assert [own.number for own in found] == list(range(1, len(texts) + 1))
+
+
+@pytest.mark.parametrize("place", ["top", "the top", "the bottom", "side", "the side", "front"])
+def test_places_are_no_things(place):
+    """They are what spaCy finds in "on the top of", "on side of", "in front of" and their like."""
+    asked = questions_of("a cat", compared("spatial", place))
+    assert [own.text for own in asked] == ["Is this where things are: a cat?"]
 
 
 def test_of_other_kinds_nothing_is_asked():
