@@ -68,6 +68,9 @@ class Detector:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"the detector {path} cannot be loaded: {reason}") from error
         self._model = model.to(device).eval().requires_grad_(False)
+        if self._has_masks:  # the processor stretches images to multiples of it, mmdet fills them
+            self._multiple = self._processor.size_divisor or 1
+            self._processor.size_divisor = 0
         self._classes = {
             int(index): _NAMES.get(name, name) for index, name in config.id2label.items()
         }
@@ -117,19 +120,24 @@ class Detector:
     def _masks(
         self, inputs: Mapping[str, Tensor], sizes: Sequence[tuple[int, ...]], above: float
     ) -> list[list[tuple[int, Found]]]:
-        answer = self._model(pixel_values=inputs["pixel_values"], pixel_mask=inputs["pixel_mask"])
-        padded = inputs["pixel_values"].shape[-2:]
+        values, insides = (
+            _filled(inputs[name], self._multiple) for name in ("pixel_values", "pixel_mask")
+        )
+        answer = self._model(pixel_values=values, pixel_mask=insides)
+        padded = values.shape[-2:]
         rows = zip(
-            answer.class_queries_logits,
-            answer.masks_queries_logits,
-            inputs["pixel_mask"],
-            sizes,
-            strict=True,
+            answer.class_queries_logits, answer.masks_queries_logits, insides, sizes, strict=True
         )
         return [
             instances(logits, masks, padded, _extent(inside), size, above)
             for logits, masks, inside, size in rows
         ]
+
+
+def _filled(images: Tensor, multiple: int) -> Tensor:
+    """Return images [..., H, W] with zeros below and beside them: sides are multiples of one."""
+    height, width = images.shape[-2:]
+    return functional.pad(images, (0, -width % multiple, 0, -height % multiple))
 
 
 def _extent(inside: Tensor) -> tuple[int, int]:

@@ -94,6 +94,28 @@ def test_mask2former_is_read_as_transformers_reads_it(masks):
             assert one.mask[:, right - 1].any()
 
 
+def test_images_keep_their_shape_for_a_mask2former(masks, tmp_path):
+    """As in mmdet: they are filled with zeros to multiples of 32, and not stretched to them."""
+    from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor
+
+    model = Mask2FormerForUniversalSegmentation.from_pretrained(masks).eval()
+    model.save_pretrained(tmp_path)
+    size = {"shortest_edge": 64, "longest_edge": 96}
+    processor = Mask2FormerImageProcessor(size=size, do_reduce_labels=False)
+    processor.save_pretrained(tmp_path)
+    made = processor(images=PIXELS, size_divisor=0, return_tensors="pt")["pixel_values"]
+    assert made.shape[-2:] == (64, 89)
+    with torch.no_grad():
+        answer = model(torch.nn.functional.pad(made, (0, 7)))
+    pairs = zip(answer.class_queries_logits, answer.masks_queries_logits, strict=True)
+    found = Detector(str(tmp_path), None, 2, CPU)(PIXELS, 0.0)
+    for own, pair in zip(found, pairs, strict=True):
+        wanted = instances(*pair, (64, 96), (64, 89), (40, 56), 0.0)
+        assert {one.box for ones in own.values() for one in ones} == {one.box for _, one in wanted}
+        scores = sorted(one.score for ones in own.values() for one in ones)
+        assert scores == pytest.approx(sorted(one.score for _, one in wanted), abs=1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_boxes_are_those_of_the_model(boxes, batch_size):
     from transformers import AutoImageProcessor, YolosForObjectDetection
