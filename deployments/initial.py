@@ -96,7 +96,7 @@ def cluster_text(answers: Answers) -> str:
 def write_config(path: Path, answers: Answers) -> list[Path]:
     """Check a new config as a run's is, and write it, with a cluster file for several GPUs.
 
-    A single GPU is shared by the workers that the run starts: a cluster is two devices or more.
+    A single GPU is shared by the workers that the run starts.
 
     Raises:
         UserError: a file is there already or cannot be written, or a run would be refused.

@@ -199,8 +199,7 @@ def _in_gangs(cluster: Cluster) -> Iterator[Cluster]:
     options = [list(_options(group, mixed=is_alone)) for group in cluster.devices]
     for chosen in _ways(options):
         devices = tuple(chain.from_iterable(chosen))
-        if sum(group.num_devices for group in devices) > 1:
-            yield cluster.model_copy(update={"devices": devices})
+        yield cluster.model_copy(update={"devices": devices})
 
 
 def _ways(options: Sequence[Sequence[tuple[DeviceGroup, ...]]]) -> Iterator[_Way]:

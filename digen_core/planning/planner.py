@@ -228,8 +228,7 @@ def placements(job: Job, may_leave_out: bool) -> Iterator[Job]:
         yield replace(job, home=site)
     for site in job.homes if may_leave_out else ():
         fleet = tuple(device for device in job.fleet if device.site == site)
-        if sum(device.size for device in fleet) > 1:  # a run takes two devices, or a gang
-            yield replace(job, fleet=fleet)
+        yield replace(job, fleet=fleet)
 
 
 def judge(job: Job, layout: LayoutName, leeway: Leeway) -> JobPlan:

@@ -159,8 +159,6 @@ class Cluster(Strict):
             _check_costs("devices", f" of kind {group.kind}", group.costs)
         _check_costs("reference", "", self.reference)
         roles = frozenset[Role]().union(*(ROLES[group.roles] for group in self.devices))
-        if len(self.fleet) < 2:
-            raise ValueError("devices: there is one device in all, but a run takes two or more")
         for role in sorted(ROLES["both"] - roles):
             raise ValueError(f"devices: none has the role {role}; give one roles {role} or both")
         return self

@@ -79,11 +79,12 @@ def test_of_very_many_ways_those_of_one_size_are_tried():
 def test_all_sizes_pairs_of_sizes_and_degrees_are_there_once():
     found = found_in(cluster_of({"count": 4}))
     one, two = ((4, 1),), ((4, 2),)
-    both = ((2, 1), (2, 2))
-    assert shapes(found) == {(one, 1), (two, 1), (two, 2), (both, 1), (both, 2)}
+    both, all_ = ((2, 1), (2, 2)), ((4, 4),)
+    wholes = {(all_, 1), (all_, 2), (all_, 4)}
+    assert shapes(found) == {(one, 1), (two, 1), (two, 2), (both, 1), (both, 2), *wholes}
     assert not any(own.config.parallel.shard_weights for own in found)
     kinds = [tuple(group.kind for group in own.cluster.devices) for own in found]
-    assert set(kinds) == {("h100",), ("h100-2",), ("h100", "h100-2")}
+    assert set(kinds) == {("h100",), ("h100-2",), ("h100-4",), ("h100", "h100-2")}
 
 
 def test_gangs_are_of_one_host():

@@ -143,5 +143,5 @@ def test_a_gang_is_judged_by_its_members():
     assert fit(cluster, {2: half}, 4, 4).fragment_size > 1
     with pytest.raises(ShortageError, match="kind card-0, of 20 GB in gangs of 2, lacks"):
         fit(cluster, {2: MEMORY}, 4, 4)
+    assert [device.size for device in cluster.in_gangs(4).fleet] == [4]
     assert cluster.in_gangs(3) is None  # of four cards
-    assert cluster.in_gangs(4) is None  # one device in all

@@ -294,14 +294,18 @@ def test_memory_of_pods_is_written_as_kubernetes_does(tmp_path):
         assert load_cluster(path).kubernetes.memory == memory
     for memory in ("64000000K", "64GB"):
         path.write_text(f'{MIXED}\n[kubernetes]\nmemory = "{memory}"\n')
-        with pytest.raises(UserError, match="kubernetes.memory"):
+        with pytest.raises(UserError, match=r"kubernetes\.memory"):
             load_cluster(path)
 
 
-def test_one_device_is_too_few(tmp_path):
+@pytest.mark.parametrize("gang", [1, 8])
+def test_one_device_does_both(gang, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('devices = [{ kind = "h100", count = 1 }]')
-    with pytest.raises(UserError, match="one device in all, but a run takes two or more"):
+    path.write_text(f'devices = [{{ kind = "h100", count = {gang}, gang = {gang} }}]')
+    (device,) = load_cluster(path).fleet
+    assert (device.size, device.roles) == (gang, frozenset(("rollout", "trainer")))
+    path.write_text('devices = [{ kind = "h100", count = 1, roles = "rollout" }]')
+    with pytest.raises(UserError, match="none has the role trainer"):
         load_cluster(path)
 
 

@@ -271,15 +271,6 @@ def test_a_link_that_is_too_slow_leaves_a_site_out():
     assert plan_job(own, Leeway(layouts))[0].seconds > 2 * best.seconds
 
 
-@pytest.mark.parametrize(("size", "sites"), [(1, {"a", "b"}), (2, {"a"})])
-def test_a_site_is_not_left_out_where_one_device_would_be_left(size, sites):
-    """A run takes two devices, or the members of a gang."""
-    fleet = tuple(Device(f"d-{site}", BOTH, size=size, site=site) for site in "ab")
-    own = replace(two_sites("B", 50e9), fleet=fleet)
-    best = plan_job(own, Leeway(["tsp", "colocated-strong"], may_leave_out=True))[0]
-    assert {device.site for device in best.job.fleet} == sites
-
-
 def test_a_push_that_takes_longer_than_an_iteration_is_hidden_by_more_versions():
     own = two_sites("D", 1e9)  # 80 s over the link
     terms = Terms.of(replace(own, home="a"), 12, 1.0)
