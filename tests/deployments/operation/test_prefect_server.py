@@ -220,10 +220,11 @@ def test_a_database_of_a_newer_prefect_is_told(monkeypatch, tmp_path):
 def test_a_home_that_cannot_be_written_to_is_refused_where_the_database_is_in_it(is_own, tmp_path):
     home = tmp_path / "file" / ".prefect"
     home.parent.write_text("")
-    elsewhere = {} if is_own else {PREFECT_API_DATABASE_CONNECTION_URL: "sqlite+aiosqlite:///x.db"}
+    database = PREFECT_API_DATABASE_CONNECTION_URL  # other tests have one
+    elsewhere = {} if is_own else {database: "sqlite+aiosqlite:///x.db"}
     refused = pytest.raises(UserError, match=rf"PREFECT_HOME, .*, is {home}, but .*/file is a file")
     with (
-        temporary_settings({PREFECT_HOME: home, **elsewhere}),
+        temporary_settings({PREFECT_HOME: home, **elsewhere}, restore_defaults=[database]),
         refused if is_own else nullcontext(),
     ):
         prefect_server.check_home()
