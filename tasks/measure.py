@@ -39,6 +39,8 @@ from tasks.worker.fitting import Activity, needing_memory
 
 ROLES = ("rollout", "trainer")
 
+_ANY_LEVEL = 0.5  # of noise, where none takes more than others
+
 Work = Literal["step", "pack"]
 """A denoising step of some samples, or forward and backward of some pairs."""
 
@@ -243,6 +245,7 @@ class _Work:
         self._config = config
         self._condition = condition
         self._trained = trainable_parameters(policy)
+        self._level = self._dearest(_ANY_LEVEL)
 
     @property
     def velocities_per_step(self) -> float:
@@ -270,7 +273,7 @@ class _Work:
         own, precision = self._gang.computed(num_samples), self._config.rollout.precision
         with self._waited_for("denoise", num_samples), self._policy.sampling(precision):
             x = self._latents(num_samples)[own]
-            sigma = torch.full((len(x),), 0.5, device=self._policy.device)
+            sigma = torch.full((len(x),), self._level, device=self._policy.device)
             condition = self._policy.without_padding(self._rows(len(x)))
             float(self._policy.velocity(x, sigma, condition).sum())
 
@@ -303,12 +306,14 @@ class _Work:
         return agreement_of(self._policy, pairs, own, self._config, self._gang)
 
     def _pairs(self, num_pairs: int) -> Pairs | CleanPairs:
-        """Return pairs of the middle step, as the algorithm trains them."""
+        """Return pairs of the middle step, or of one with guidance, as they are trained."""
         device, config = self._policy.device, self._config
         x, condition = self._latents(num_pairs), self._rows(num_pairs)
-        ones, middle = torch.ones(num_pairs, device=device), config.rollout.num_steps // 2
-        sigmas = self._policy.sigmas(config.rollout.num_steps).to(device)
-        sigma = sigmas[middle - 1].expand(num_pairs)
+        ones, num_steps = torch.ones(num_pairs, device=device), config.rollout.num_steps
+        sigmas = self._policy.sigmas(num_steps).to(device)
+        levels = sigmas.tolist()
+        step = levels.index(self._dearest(levels[num_steps // 2 - 1]))
+        sigma = sigmas[step].expand(num_pairs)
         if config.trains_clean:
             return self._with_others(CleanPairs(x, x, ones, sigma, condition))
         pairs = Pairs(
@@ -317,7 +322,7 @@ class _Work:
             behaviour_logprob=ones,
             advantage=ones,
             sigma=sigma,
-            sigma_next=sigmas[middle].expand(num_pairs),
+            sigma_next=sigmas[step + 1].expand(num_pairs),
             sigma_max=float(sigmas[1]),
             condition=condition,
             is_own=torch.zeros(num_pairs, dtype=torch.bool, device=device),
@@ -339,6 +344,15 @@ class _Work:
         trained_as = self._policy.in_training()
         start = trained_as.velocity(pairs.x, pairs.sigma, pairs.condition)
         return replace(pairs, start_velocity=start)
+
+    def _dearest(self, level: float) -> float:
+        """Return a noise level at which most is computed: this one, or of a step with guidance."""
+        model = self._config.model
+        if not model.guidance_schedule:
+            return level
+        steps: list[float] = self._policy.sigmas(self._config.rollout.num_steps)[:-1].tolist()
+        scales = model.guidance_scales
+        return max(level, *steps, key=lambda own: scales[model.num_levels_above(own)])
 
     def _latents(self, size: int) -> Tensor:
         policy = self._policy

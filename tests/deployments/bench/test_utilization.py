@@ -100,6 +100,22 @@ def test_what_is_timed_is_what_is_counted(tiny_families, family, tmp_path):
     assert all(each > 0 for seconds in found.values() for each in seconds)
 
 
+@pytest.mark.parametrize("guidance", [(3.0, 1.0), (1.0, 3.0)])
+def test_what_is_timed_has_guidance_where_some_steps_have_none(tiny_families, guidance):
+    """As what is counted; neither the noise level of the step nor that of the pairs has it."""
+    high, low = guidance
+    level = 0.7 if low == 1 else 0.4
+    config = config_of("sd3")
+    guided = {"guidance_scale": high, "guidance_schedule": ((level, low),)}
+    config = config.model_copy(update={"model": config.model.model_copy(update=guided)})
+    folder = Path(tiny_families["sd3"])
+    sizes, policy = sizes_of(config, folder), build_trainable(config, folder)
+    for work, flops in [("step", sizes.step_flops), ("pack", sizes.pair_flops)]:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            work_seconds(policy, config, noise_condition(policy), [(work, 2)], rounds=0)
+        assert counter.get_total_flops() == 2 * flops
+
+
 def condition_of(count, condition):
     return {name: value.expand(count, *value.shape[1:]) for name, value in condition.items()}
 
