@@ -257,7 +257,7 @@ def size(
         rows = memory_view.rows_of(needs)
         objects = {name: found.as_dict() for name, found in needs.items()}
     else:
-        sizes = {name: view.size(config) for name, config in configs.items()}
+        sizes = {name: view.size_of_samples(config) for name, config in configs.items()}
         rows = {name: view.quantities(found) for name, found in sizes.items()}
         objects = {name: asdict(found) for name, found in sizes.items()}
     if as_json:

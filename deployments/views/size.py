@@ -12,7 +12,7 @@ from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
 from digen_core.inputs.text import short
 from digen_core.planning.model_settings import settings_folder
-from digen_core.planning.sizes import Sizes, sizes_of
+from digen_core.planning.sizes import Sizes, of_samples, sizes_of
 
 Quantities = dict[tuple[str, str], str]
 """Quantity and unit -> number."""
@@ -30,6 +30,11 @@ def size(config: RunConfig) -> Sizes:
         UserError: the model's settings are not there, or do not fit the config.
     """
     return counted(sizes_of, config)
+
+
+def size_of_samples(config: RunConfig) -> Sizes:
+    """Count the same with samples of the mean of ``model.sizes``, if they have several sizes."""
+    return of_samples(size(config), config)
 
 
 def counted(count: Callable[..., T], config: RunConfig, *others: Hashable) -> T:

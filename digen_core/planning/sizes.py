@@ -67,8 +67,7 @@ def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
     trained, the last step's are all that training takes. With either go velocities of the
     reference policy, where who generates asks it. Of several sizes samples have the mean one.
     """
-    model = config.model
-    tokens = fmean(map(tokens_of, model.sizes or (model.size,))) / tokens_of(model.size)
+    tokens = _mean_tokens(config.model)
     transition = 2 * tokens * sizes.latent_bytes + _FLOAT32_BYTES
     velocity = tokens * sizes.velocity_bytes * config.generates_reference
     shared = config.num_trained_steps if config.trains_clean else 1
@@ -78,6 +77,28 @@ def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
         condition=sizes.embedding_bytes,
         gradient_sum=sizes.trained_parameters * _FLOAT32_BYTES,
     )
+
+
+def of_samples(sizes: Sizes, config: RunConfig) -> Sizes:
+    """Return what a recipe needs with samples of the mean size, which are counted with one.
+
+    Decoding is taken to cost as much a pixel.
+    """
+    more = _mean_tokens(config.model) - 1
+    per_sample = sizes.latent_bytes * (config.rollout.num_steps + 1)
+    per_sample += sizes.velocity_bytes * config.most_reference_steps * config.generates_reference
+    return replace(
+        sizes.of_mean_size(cost_of_default(config.model)),
+        decode_flops=round(sizes.decode_flops * (1 + more)),
+        latent_bytes=round(sizes.latent_bytes * (1 + more)),
+        velocity_bytes=round(sizes.velocity_bytes * (1 + more)),
+        trajectory_bytes=round(sizes.trajectory_bytes + per_sample * more),
+    )
+
+
+def _mean_tokens(model: ModelConfig) -> float:
+    """Return the tokens of a sample of the mean size, in those of one of height and width."""
+    return fmean(map(tokens_of, model.sizes or (model.size,))) / tokens_of(model.size)
 
 
 def sizes_of(config: RunConfig, folder: Path) -> Sizes:

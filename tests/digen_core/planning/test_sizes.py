@@ -200,6 +200,21 @@ def test_samples_of_several_sizes_cross_links_as_those_of_the_mean_size(tiny_fam
     assert crossing(side, 32, 64) == pytest.approx(2.5 * crossing(32))
 
 
+def test_a_sample_is_one_of_the_mean_of_sizes_whatever_evaluations_have(tiny_families, capsys):
+    job = str(ROOT / "deployments/configs/shapes.toml")
+    settings = ["--model.path", tiny_families["flux"], "--rollout.storage", "float16"]
+
+    def found(side: int, *more: str) -> dict[str, int]:
+        sides = ["--model.height", str(side), "--model.width", str(side)]
+        assert run(["size", job, *settings, *sides, *more, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        return {key: own for key, own in row.items() if key != "name"}
+
+    trained = found(32, "--model.sizes", "[[64, 64, 1]]")
+    assert trained == pytest.approx(found(64), rel=0.05)
+    assert trained["trajectory_bytes"] == found(64)["trajectory_bytes"]
+
+
 def config_cost(config, side: int) -> float:
     return costs_of_sizes(config.model)[side, 64, 1]
 
