@@ -39,6 +39,8 @@ from digen_core.preflight.hub import check_source, hub_failure
 
 _PART: Final = re.compile(r"\w{1,100}")  # a subfolder of a pipeline
 _VOCABULARIES: Final = {"tokenizer.json", "vocab.json", "spiece.model"}
+_ENDINGS: Final = (".safetensors", ".bin", ".index.json")  # of files of weights
+_WITHOUT_WEIGHTS: Final = ("tokenizer", "processor", "scheduler")
 _OF_BYTES: Final = "ByT5Tokenizer"  # whose tokens are bytes
 
 
@@ -166,7 +168,13 @@ def _check_pieces(file: Path) -> None:
 
 
 def _check_weights(part: Path, variant: str | None) -> None:
-    """Check that a part has all files of its weights: those of a variant, if it has any of it."""
+    """Check that a part has all files of its weights: those of a variant, if it has any of it.
+
+    A part with a config.json is a model, which has some; of others some have such a file, too.
+    """
+    is_model = (part / "config.json").is_file() and not part.name.startswith(_WITHOUT_WEIGHTS)
+    if is_model and not any(any(part.glob(f"*{ending}")) for ending in _ENDINGS):
+        raise ConfigError(f"{part} holds no weights; copy or download the model again")
     ending = f".{variant}" if variant and any(part.glob(f"*.{variant}*")) else ""
     for index in part.glob(f"*.safetensors.index{ending}.json"):
         _check_shards(index)

@@ -713,7 +713,7 @@ FILES = {
     ),
     "model with an empty part": (
         lambda job: (
-            (job / "model/vae/config.json").unlink(),
+            [file.unlink() for file in (job / "model/vae").iterdir()],
             index_of(vae=["diffusers", "AutoencoderKL"])(job),
         ),
         "model.path model lacks the subfolder vae",
