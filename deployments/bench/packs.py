@@ -7,19 +7,23 @@ from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.data.prompts import train_prompts
+from digen_core.errors import UserError
 from digen_core.planning.profile import LineFit
 from tasks.measure import pack_seconds
+from tasks.worker.fitting import no_memory
 
 
 def main(config: RunConfig, rounds: int) -> None:
     """Time packs of 1, 2, 4, ... pairs up to the config's pack size, and fit a + b c.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model cannot be loaded, or not even one pair fits into memory.
     """
     largest = config.train.pack_size
     sizes = sorted({*(2**power for power in range(largest.bit_length())), largest})
     found = pack_seconds(config, train_prompts(config)[0], sizes, rounds)
+    if not found:
+        raise UserError(no_memory("this device", "train", config.model.size))
     seconds = {size: median(each) for size, each in found.items()}
     print_packs(seconds, fitted(seconds), rounds)
 

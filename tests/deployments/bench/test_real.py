@@ -2,10 +2,12 @@
 
 import pytest
 
+from deployments.bench import packs
 from deployments.bench.compute import Row, print_rows
 from deployments.bench.packs import fitted, print_packs
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
+from digen_core.errors import UserError
 
 
 def test_layouts_are_compared_with_those_that_ran(capsys):
@@ -35,3 +37,10 @@ def test_packs_are_fitted_by_a_line_on_which_small_ones_count(capsys):
     last, costs = capsys.readouterr().out.splitlines()[-2:]
     assert last.split() == ["64", "212.0", "3.31", "6.94", "212.0"]
     assert costs == "a = 20.00 ms a pack, c = 3.000 ms a pair"
+
+
+def test_where_not_even_one_pair_fits_it_is_said_what_to_change(monkeypatch):
+    monkeypatch.setattr(packs, "train_prompts", lambda config: ["a cat"])
+    monkeypatch.setattr(packs, "pack_seconds", lambda *of: {})
+    with pytest.raises(UserError, match=r"for the gradient of one pair .*gradient_checkpointing"):
+        packs.main(RunConfig(), rounds=1)
