@@ -135,6 +135,8 @@ def _check_part(folder: Path, name: str, *, has_words: bool) -> None:
         lack = f"a vocabulary in {name}: {' or '.join(sorted(_VOCABULARIES))}"
     if name == "scheduler" and "scheduler_config.json" not in found:
         lack = "scheduler/scheduler_config.json"
+    if "config.json" not in found and any(file.endswith(_ENDINGS) for file in found):
+        lack = f"{name}/config.json"  # transformers would take the class's own sizes
     if lack:
         raise ConfigError(
             f"model.path {folder} lacks {lack}, which its model_index.json asks for; copy or "

@@ -55,6 +55,10 @@ def no_shard(model):
     (model / "vae/diffusion.safetensors.index.json").write_text(json.dumps(index))
 
 
+def no_settings(model):
+    (model / "text_encoder_2/config.json").unlink()
+
+
 def no_weights(model):
     (model / "text_encoder_2/model.safetensors").unlink()
 
@@ -73,6 +77,7 @@ def test_a_list_of_numbers_in_the_index_is_no_part(model):
         (cut, r"model.safetensors is no whole safetensors file \(.*\); copy or download it again"),
         (no_config, r"cannot read .*vae/config.json: .*; copy or download it again"),
         (no_weight_map, r"safetensors.index.json has no weight_map; copy or download it again"),
+        (no_settings, r"lacks text_encoder_2/config.json, which its model_index.json asks for"),
         (no_weights, r"text_encoder_2 holds no weights; copy or download the model again"),
         (no_shard, r"vae/part-1-of-2.safetensors is missing; copy or download the model again"),
     ],
