@@ -15,7 +15,6 @@ from deployments.operation.state import (
     ENVIRONMENT,
     STATE,
     USE_ENVIRONMENT,
-    Options,
     Service,
     State,
     alive_after,
@@ -26,6 +25,7 @@ from deployments.operation.state import (
     start_of,
 )
 from digen_core.errors import UserError
+from support.up_options import OPTIONS
 
 SLEEP = "import time; time.sleep(600)"
 FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'])"
@@ -36,17 +36,6 @@ family = [sys.executable, "-c", {FAMILY!r}]
 print(subprocess.Popen(family).pid, flush=True)
 time.sleep(600)
 """
-OPTIONS = Options(
-    cluster="2-cores",
-    workers=True,
-    host="127.0.0.1",
-    tls=False,
-    prefect_auth=False,
-    mlflow_auth=False,
-    names=(),
-    deployments="deployments/prefect.yaml",
-    ports=(4200, 5000, 8786, 8787),
-)
 
 
 @pytest.fixture(autouse=True)

@@ -6,23 +6,13 @@ import pytest
 
 from deployments.cli import run
 from deployments.operation import up
-from deployments.operation.state import Options, Service, State
+from deployments.operation.state import Service, State
 from deployments.operation.workers import workers_of
 from digen_core.planning.clusters.cluster import Cluster
+from support.up_options import OPTIONS
 
 GPUS = {"kind": "h100", "count": 2, "cuda": True}
 CPUS = {"kind": "core", "count": 2}
-OPTIONS = Options(
-    cluster="mine.toml",
-    workers=True,
-    host="127.0.0.1",
-    tls=False,
-    prefect_auth=False,
-    mlflow_auth=False,
-    names=(),
-    deployments="deployments/prefect.yaml",
-    ports=(4200, 5000, 8786, 8787),
-)
 PAIR = {"kind": "pair", "count": 2, "gang": 2, "cuda": True}
 
 
