@@ -43,7 +43,7 @@ def scaled(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     height, width = pixels.shape[:2]
     if height == width:
         return pixels
-    scale = side / max(height, width)
+    scale = side / max(height, width)  # Pillow's ImageOps.contain rounds some sizes otherwise
     size = round(width * scale), round(height * scale)
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
