@@ -11,7 +11,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.costs import DeviceCosts, Linear
 from digen_core.planning.clusters.cluster import Cluster
 from digen_core.planning.clusters.groups import DeviceGroup
-from digen_core.planning.sizes import Sizes, cost_of_default
+from digen_core.planning.sizes import Sizes, of_samples
 
 _READS_OF_A_PAIR: Final = 2  # the weights, forward and backward
 _SUM_BYTES: Final = 4  # of a gradient
@@ -26,7 +26,7 @@ def with_estimates(cluster: Cluster, sizes: Sizes, config: RunConfig) -> Cluster
         sizes: of the recipe.
         config: how the members of a gang share the work, and which sizes samples have.
     """
-    parallel, sizes = config.parallel, sizes.of_mean_size(cost_of_default(config.model))
+    parallel, sizes = config.parallel, of_samples(sizes, config)
     devices = tuple(
         group.model_copy(update={"costs": _estimated(group, cluster, sizes, parallel)})
         if group.costs is None and group.tflops

@@ -53,12 +53,6 @@ class Sizes:
     trajectory_bytes: int  # all of one sample: latents, log-probs and such velocities
     embedding_bytes: int  # of one prompt, and of what guidance steers away from
 
-    def of_mean_size(self, cost: float) -> "Sizes":
-        """Return them with the FLOPs of a sample that costs 1, if those counted cost so many."""
-        flops = (self.step_flops, self.pair_flops, self.decode_flops)
-        step, pair, decode = (round(own / cost) for own in flops)
-        return replace(self, step_flops=step, pair_flops=pair, decode_flops=decode)
-
 
 def sent_of(config: RunConfig, sizes: Sizes) -> Sent:
     """Return the bytes that devices send each other for a recipe.
@@ -84,11 +78,13 @@ def of_samples(sizes: Sizes, config: RunConfig) -> Sizes:
 
     Decoding is taken to cost as much a pixel.
     """
-    more = _mean_tokens(config.model) - 1
+    cost, more = cost_of_default(config.model), _mean_tokens(config.model) - 1
     per_sample = sizes.latent_bytes * (config.rollout.num_steps + 1)
     per_sample += sizes.velocity_bytes * config.most_reference_steps * config.generates_reference
     return replace(
-        sizes.of_mean_size(cost_of_default(config.model)),
+        sizes,
+        step_flops=round(sizes.step_flops / cost),
+        pair_flops=round(sizes.pair_flops / cost),
         decode_flops=round(sizes.decode_flops * (1 + more)),
         latent_bytes=round(sizes.latent_bytes * (1 + more)),
         velocity_bytes=round(sizes.velocity_bytes * (1 + more)),

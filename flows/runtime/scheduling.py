@@ -25,7 +25,7 @@ from digen_core.planning.planner import JobPlan, Leeway, plan_job
 from digen_core.planning.predict import fastest_mixing, predicted_seconds
 from digen_core.planning.profile import Measured, Profile, costs_of, load_profile, with_kinds
 from digen_core.planning.search import MIN_GAIN
-from digen_core.planning.sizes import cost_of_default, sent_of, sizes_of
+from digen_core.planning.sizes import cost_of_default, of_samples, sent_of, sizes_of
 from digen_core.records import Crossing, Span
 from digen_core.trace.peaks import processor_in
 from digen_core.trace.prediction import SCHEDULE_OF_RUN
@@ -187,8 +187,7 @@ def arithmetic_of(config: RunConfig) -> Arithmetic:
     scales += [] if model.guidance_scale_2 is None else [model.guidance_scale_2]
     if kind.uses_cfg and min(scales) <= kind.guides_above < max(scales):
         raise UserError("some steps have guidance, and take twice as much as others")
-    sizes = sizes_of(config, settings_folder(config.model.path))
-    sizes = sizes.of_mean_size(cost_of_default(config.model))
+    sizes = of_samples(sizes_of(config, settings_folder(config.model.path)), config)
     return Arithmetic(sizes.step_flops, sizes.pair_flops, sizes.decode_flops)
 
 

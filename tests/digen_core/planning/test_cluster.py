@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.shipped import CLUSTERS, find_cluster
+from deployments.shipped import CLUSTERS, find_cluster, find_config
+from digen_core.config.load import load_config
 from digen_core.config.parallel import ParallelConfig
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, DeviceCosts, Linear, Sent
 from digen_core.errors import UserError
 from digen_core.planning.clusters.cluster import load_cluster
 from digen_core.planning.estimate import with_estimates
-from digen_core.planning.sizes import Sizes
+from digen_core.planning.sizes import Sizes, costs_of_sizes
 
 MIXED = """
 push = 2.0
@@ -131,6 +132,21 @@ def test_estimates_by_hand(mixed):
     with_own = groups[0].model_copy(update={"costs": LINE})
     kept = bare.model_copy(update={"devices": (with_own, groups[1])})
     assert with_estimates(kept, SIZES, RunConfig()).costs().kinds["h100"] == LINE
+
+
+def test_estimates_of_several_sizes_are_of_the_mean_one(mixed):
+    """Steps cost what theirs do in the mean, with their text; decoding what pixels do."""
+    groups = tuple(group.model_copy(update={"tflops": 100.0}) for group in mixed.devices)
+    bare = mixed.model_copy(update={"devices": groups, "reference": None})
+    model = load_config(find_config("shapes")).model
+    sizes = (model.size, (model.height // 2, model.width // 2, 1))
+    config = RunConfig(model=model.model_copy(update={"sizes": sizes}))
+    whole, _half = costs_of_sizes(config.model).values()
+    assert whole < 1.3  # and its pixels are 1.6 of the mean: text costs both as much
+    costs = with_estimates(bare, SIZES, config).costs().kinds["h100"]
+    assert costs.step(8) == pytest.approx(8 / whole * 10 / 23)
+    assert costs.pack(8) == pytest.approx(8 / whole * 28 / 21)
+    assert costs.decode(8) == pytest.approx(5 * 4.5 / 23)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])

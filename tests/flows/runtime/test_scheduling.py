@@ -271,6 +271,7 @@ def test_arithmetic_is_of_items_of_mean_cost():
     )
     assert alone.step > both.step > alone.step / 4
     assert both.pair / alone.pair == pytest.approx(both.step / alone.step, rel=1e-6)
+    assert both.decode / alone.decode == pytest.approx(5 / 8, rel=1e-6)  # a mean of pixels
 
 
 def test_arithmetic_is_counted_once_where_all_peaks_are_known(tmp_path):
@@ -301,10 +302,10 @@ def test_steps_that_take_half_as_much_as_others_are_not_counted_as_those(
 ):
     config = RunConfig()
     config = config.model_copy(update={"model": config.model.model_copy(update=model)})
-    counts = Mock()
-    counts.of_mean_size.return_value = Mock(step_flops=1, pair_flops=2, decode_flops=3)
+    counts = Mock(step_flops=1, pair_flops=2, decode_flops=3)
     monkeypatch.setattr(scheduling, "settings_folder", lambda path: tmp_path)
     monkeypatch.setattr(scheduling, "sizes_of", lambda config, folder: counts)
+    monkeypatch.setattr(scheduling, "of_samples", lambda counts, config: counts)
     if is_told:
         assert arithmetic_of(config).step == 1
     else:
