@@ -267,8 +267,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
     )
 
 
-def line_chart(title: str, values: Sequence[float]) -> str:
-    """Return an SVG picture of finite values over their positions, with both ends labelled."""
+def line_chart(title: str, values: Sequence[float], first: int, last: int) -> str:
+    """Return an SVG picture of finite values over their positions, with both ends labelled.
+
+    Args:
+        title: above it.
+        values: of iterations, in order.
+        first: number of the iteration that the first value is of.
+        last: number of the one that the last is of.
+    """
     width, height, left, top, bottom = 640, 200, 56, 28, 172
     shown = thin(values, 200)
     low, high = min(shown), max(shown)
@@ -287,6 +294,6 @@ def line_chart(title: str, values: Sequence[float]) -> str:
         f'{text} x="{left}" y="16">{title}</text>'
         f'{text} x="{left - 6}" y="{top + 4}" text-anchor="end">{high:.3f}</text>'
         f'{text} x="{left - 6}" y="{bottom + 4}" text-anchor="end">{low:.3f}</text>'
-        f'{text} x="{left}" y="{bottom + 18}">1</text>'
-        f'{text} x="{width - 16}" y="{bottom + 18}" text-anchor="end">{len(values)}</text></svg>'
+        f'{text} x="{left}" y="{bottom + 18}">{first}</text>'
+        f'{text} x="{width - 16}" y="{bottom + 18}" text-anchor="end">{last}</text></svg>'
     )

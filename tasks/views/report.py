@@ -57,9 +57,12 @@ def report_of(run_id: str, progress: Progress, links: Mapping[str, str]) -> str:
     if progress.warnings:
         lines = [f"- **Warning:** {inline(text)}" for text in progress.warnings[-SHOWN:]]
         parts.append("\n".join(lines))
-    rewards = [value for value in progress.trend("reward/mean") if math.isfinite(value)]
+    found = progress.values.get("reward/mean", {})
+    rewards = {index + 1: value for index, value in found.items() if math.isfinite(value)}
     if rewards:
-        svg = line_chart("mean reward of each iteration", rewards)
+        svg = line_chart(
+            "mean reward of each iteration", [*rewards.values()], min(rewards), max(rewards)
+        )
         parts.append(_embedded("mean reward", "svg+xml", svg.encode()))
     if progress.last and (rewards or relative(progress.config.rewards)):
         parts.append(_metrics_table(progress))

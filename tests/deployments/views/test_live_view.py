@@ -270,7 +270,7 @@ def test_sparklines():
 
 
 def test_a_chart_ends_at_its_last_value():
-    chart = line_chart("reward", [0.0, 1.0, 0.5])
+    chart = line_chart("reward", [0.0, 1.0, 0.5], 1, 3)
     assert '<polyline points="56.0,172.0 340.0,28.0 624.0,100.0"' in chart
     assert ">1.000</text>" in chart
     assert ">0.000</text>" in chart

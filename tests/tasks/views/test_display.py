@@ -1,5 +1,7 @@
 """What views show of a run that is long, and what they keep of it."""
 
+import re
+from base64 import b64decode
 from weakref import ref
 
 from digen_core.config.run import RunConfig
@@ -48,6 +50,15 @@ def test_iterations_that_are_done_again_count_once():
         progress.add_iteration(IterationRecord(index, index + 1, 1.5, {"reward/mean": reward}))
     assert progress.trend("reward/mean") == [0.0, 0.5, 0.6]
     assert progress.trend("train/kl") == []
+
+
+def test_the_chart_of_a_run_that_was_resumed_names_the_iterations_that_it_shows():
+    progress = Progress(RunConfig(num_iterations=300))
+    for index, reward in ((100, 0.1), (101, 0.2), (102, float("nan")), (104, 0.3)):
+        progress.add_iteration(IterationRecord(index, index + 1, 1.5, {"reward/mean": reward}))
+    (picture,) = re.findall(r"svg\+xml;base64,([\w+/=]+)", report_of("run", progress, {}))
+    texts = re.findall(r">([^<]+)</text>", b64decode(picture).decode())
+    assert texts == ["mean reward of each iteration", "0.300", "0.100", "101", "105"]
 
 
 def test_long_iterations_and_large_sums_are_written_out():
