@@ -4,6 +4,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
+from math import hypot
 from typing import Any
 
 import pytest
@@ -123,6 +124,13 @@ def test_what_differs_says_why_and_nothing_else_does(recipe):
     for row in rows_of(recipe):
         is_same = row.cells[2] != NOTHING and same(row.published, row.ours[1])
         assert is_same != bool(row.why), row
+
+
+def test_of_several_rewards_it_stands_there_that_gdpo_divides_their_sum(recipe):
+    rows, rewards = rows_of(recipe), load_config(FILES[recipe]).reward_weights
+    if len(rewards) > 1 and any("gdpo" in row.cells[1] for row in rows):
+        (row,) = (row for row in rows if row.cells[0] == "std of the weighted sum")
+        assert f"that std is {hypot(*rewards.values()):.2f}" in row.why
 
 
 def test_arithmetic_of_a_cell_is_right(recipe):
