@@ -139,6 +139,7 @@ def kept_iteration(run_dir: Path, config: RunConfig, iteration: int) -> KeptIter
     }
     if not trained:
         raise UserError(f"iteration {iteration + 1}: no group has a signal with these settings")
+    _require_samples(iteration, segments, trained)
     _require_steps(config, iteration, segments)
     packs = _packs(config, iteration, segments, trained)
     return KeptIteration(
@@ -252,6 +253,21 @@ def _prompts_of(
         return {group: Prompt(text) for group, text in texts.items()}
     drawn = prompts_with_refills(config, prompts_of_run(run_dir, config), iteration)
     return {group: drawn[group] for group in texts}
+
+
+def _require_samples(
+    iteration: int, segments: list[Segment], trained: Mapping[int, tuple[int, ...]]
+) -> None:
+    """Refuse an iteration of which some fragment's files are gone: it would be another update."""
+    kept = {(own.fragment.group, sample) for own in segments for sample in own.fragment.samples}
+    every = {(group, sample) for group, samples in trained.items() for sample in samples}
+    if lacking := sorted(every - kept):
+        group, sample = lacking[0]
+        more = f" (and of {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise UserError(
+            f"iteration {iteration + 1} trained sample {sample} of group {group}{more}, whose "
+            "trajectory is not kept; replay another iteration"
+        )
 
 
 def _require_steps(config: RunConfig, iteration: int, segments: list[Segment]) -> None:

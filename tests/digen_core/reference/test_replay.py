@@ -2,15 +2,19 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
+from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from digen_core.records import IterationRecord, SampleRow
 from digen_core.reference.replay import kept_iteration, last_groups, replay_config
 from digen_core.transport.metrics import METRICS_OF_RUN, write_metrics
 from digen_core.transport.samples import write_samples
+from digen_core.transport.segment import Segment
+from digen_core.transport.trajectories import write_segment
 
 
 @pytest.mark.parametrize(
@@ -67,4 +71,33 @@ def test_what_an_iteration_lacks_is_named(tmp_path, samples, keeps, message):
         content = path.read_bytes()
         path.write_bytes(content if samples == "whole" else content[:-8])
     with pytest.raises(UserError, match=re.escape(message.replace("RUN", str(tmp_path)))):
+        kept_iteration(tmp_path, config, 0)
+
+
+def test_fragments_whose_files_are_gone_are_not_left_out_of_the_update(tmp_path):
+    config = RunConfig.model_validate(
+        {
+            "rollout": {"prompts_per_iteration": 2, "group_size": 2, "num_steps": 2},
+            "tracking": {"keep_trajectories": "all"},
+        }
+    )
+    write_metrics(tmp_path / METRICS_OF_RUN, IterationRecord(0, 1, 1.5, {"train/grad_norm": 0.5}))
+    rows = [
+        SampleRow(0, group, i, "red", 7, 0, "a", i / 2, {}, 0.0, True, [0], [0.5], 0.5, 0.1, {})
+        for group in range(2)
+        for i in range(2)
+    ]
+    write_samples(tmp_path / "samples", 0, rows)
+    latents, sigmas = np.zeros((3, 2, 4), np.float32), np.array([1.0, 0.5, 0.0], np.float32)
+    paths = []
+    for group in range(2):
+        fragment = Fragment(0, group, 0, 0, 2, num_steps=2)
+        logprobs = {0: np.zeros(2, np.float32)}
+        paths.append(
+            write_segment(tmp_path, Segment(fragment, 0, latents, logprobs, 0, sigmas, "a"), [0])
+        )
+    assert sum(pack.num_pairs for pack in kept_iteration(tmp_path, config, 0).packs) == 4
+    paths[1].unlink()
+    message = r"trained sample 0 of group 1 \(and of 1 more\), whose trajectory is not kept"
+    with pytest.raises(UserError, match=message):
         kept_iteration(tmp_path, config, 0)
