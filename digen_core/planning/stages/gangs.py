@@ -190,10 +190,11 @@ class Maker:
         largest = largest_size(self.config.model)  # that the chain is counted with
         rates = [self._rate(own, largest) for own in gangs]
         memory = [GB * min(card.capacity or 0 for card in own) - CONTEXT_BYTES for own in gangs]
-        memory[0] = self.leader_share * (memory[0] - self.text_bytes)
+        leading = [self.leader_share * (own - self.text_bytes) for own in memory]
         links = [[self._link(one, other) for other in gangs] for one in gangs]
         bandwidth, latency = np.moveaxis(np.array(links), -1, 0)
-        return Network(np.array(rates), np.maximum(memory, 1.0), bandwidth, latency)
+        memories = np.maximum([memory, leading], 1.0)
+        return Network(np.array(rates), memories[0], bandwidth, latency, memories[1])
 
     def _rate(self, cards: Sequence[DeviceGroup], size: Size) -> float:
         """Return the FLOPs that the least of some devices computes a second, counted at a size.

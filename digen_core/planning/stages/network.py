@@ -19,6 +19,7 @@ class Network:
     memory: Numbers  # [n] bytes
     bandwidth: Numbers  # [n, n] bytes/s
     latency: Numbers  # [n, n] seconds
+    first_memory: Numbers | None = None  # [n] bytes for the first stage; None: as for the others
 
     def __post_init__(self) -> None:
         """Refuse what is no network.
@@ -30,6 +31,8 @@ class Network:
         shapes = [own.shape for own in (self.memory, self.bandwidth, self.latency)]
         if self.rates.shape != (num,) or shapes != [(num,), (num, num), (num, num)]:
             raise ValueError(f"{num} rates, but memory, bandwidth and latency of shapes {shapes}")
+        if self.first_memory is not None and self.first_memory.shape != (num,):
+            raise ValueError(f"{num} rates, but first_memory of shape {self.first_memory.shape}")
         apart = ~np.eye(num, dtype=bool)
         for name, values in (
             ("rates", self.rates),
@@ -49,7 +52,8 @@ class Network:
         """Return the network of some of the devices, numbered anew."""
         own = np.ix_(devices, devices)
         rates, memory = self.rates[list(devices)], self.memory[list(devices)]
-        return Network(rates, memory, self.bandwidth[own], self.latency[own])
+        first = None if self.first_memory is None else self.first_memory[list(devices)]
+        return Network(rates, memory, self.bandwidth[own], self.latency[own], first)
 
     def seconds(self, source: int, device: int, num_bytes: float) -> float:
         """Return when the last of so many bytes arrives, if nothing else is under way."""

@@ -53,7 +53,10 @@ class Placer:
         """
         self.num_devices, self.num_blocks = network.num_devices, len(chain.blocks)
         flops = _sums(chain, "forward_flops") + _sums(chain, "backward_flops")
-        fits = held_bytes(chain, num_samples) <= network.memory[:, None, None]
+        held = held_bytes(chain, num_samples)
+        fits = held <= network.memory[:, None, None]
+        if network.first_memory is not None:
+            fits[:, 0] = held[0] <= network.first_memory[:, None]
         self._seconds = np.where(fits, flops / network.rates[:, None, None], inf)
         ways = 1 / codec.there / network.bandwidth + 1 / codec.back / network.bandwidth.T
         cuts = np.append(chain.of_blocks("cut_bytes"), 0.0)

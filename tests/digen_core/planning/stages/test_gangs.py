@@ -91,6 +91,16 @@ def test_a_leader_has_room_for_its_text_encoders():
     assert dealt(two) == (3, 5)
 
 
+def test_across_sites_whoever_leads_has_room_for_its_text_encoders():
+    """Of 6 GB the large card has 3 left for its stage, in whichever order cards are listed."""
+    link = {"between": ("here", "there"), "gbit_per_second": 1, "latency": 0.01}
+    cards = [SMALL | {"count": 2, "site": "here"}, LARGE | {"count": 1, "site": "there"}]
+    for groups in (cards, cards[::-1]):
+        (across,) = made(cluster_of(*groups, links=(link,)), text=3 * GB)
+        assert list(across.ranks.values()) == [("large@there", "small@here", "small@here")]
+        assert dealt(across) == (3, 2, 3)
+
+
 def test_devices_that_cannot_hold_it_together_make_no_gang():
     assert made(cluster_of(SMALL | {"count": 2})) == []
 
