@@ -243,6 +243,8 @@ def _stand_at(run: RunContext, resumption: Resumption) -> dict[str, EvaluationRe
     run.progress.stand_at(
         resumption.checkpoint, resumption.manifest, resumption.num_iterations, evaluations
     )
+    for observer in observers():
+        observer.on_resume(resumption.num_iterations)
     return evaluations
 
 

@@ -129,6 +129,10 @@ class LiveView:
         """Remember how the run can be resumed, should it have to be killed."""
         stopping.text = f"stopped; resume it with: digen train --resume {quote(str(run_dir))}"
 
+    def on_resume(self, num_iterations: int) -> None:
+        """Show from where the run goes on."""
+        self._progress.num_finished = num_iterations
+
     def on_stop(self, why: str) -> None:
         """End this command in seconds."""
         self.on_phase(f"stopping: {why}")

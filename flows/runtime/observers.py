@@ -37,6 +37,10 @@ class Observer(Protocol):
         """A run has its folder; from now on it can be resumed."""
         return
 
+    def on_resume(self, num_iterations: int) -> None:
+        """A run goes on after so many iterations: by a new process, or from a checkpoint."""
+        return
+
     def on_stop(self, why: str) -> None:
         """Somebody stopped the run from elsewhere; it ends now."""
         return

@@ -130,6 +130,11 @@ class RunArtifacts:
     def on_open(self, run_dir: Path) -> None:
         """Nothing: the page has the folder."""
 
+    def on_resume(self, num_iterations: int) -> None:
+        """Show from where the run goes on."""
+        self._progress.num_finished = num_iterations
+        self._publish()
+
     def on_stop(self, why: str) -> None:
         """Nothing: Prefect has its state."""
 

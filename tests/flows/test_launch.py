@@ -14,6 +14,7 @@ from digen_core.control.protocol import Device
 from flows import launch, reopen
 from flows.launch import connected
 from flows.runtime.fleet.fleet import Fleet
+from flows.runtime.observers import watching
 from support.contexts import run_context
 from tasks.cluster.presence import present_workers
 
@@ -80,3 +81,18 @@ def test_a_run_is_resumed_where_prefect_cannot_be_told_that_it_had_ended(away):
     reopen.mark_crashed_flows([str(uuid4())])
     (text,) = away
     assert text == "Prefect may show the run as running where it was killed: refused"
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_observers_hear_after_how_many_iterations_a_run_goes_on(tmp_path, monkeypatch, goes_back):
+    run, found = run_context(tmp_path), []
+    resumption = reopen.Resumption(tmp_path, None, None, SimpleNamespace(num_iterations=7))
+    monkeypatch.setattr(reopen, "discard", lambda run_dir, at: None)
+    monkeypatch.setattr(type(run.progress), "stand_at", lambda *_: None)
+    observer = Mock(on_resume=found.append)
+    with watching(observer):
+        if goes_back:
+            reopen._stand_at(run, resumption)
+        else:
+            reopen.go_on(run, resumption)
+    assert found == [7]

@@ -117,6 +117,15 @@ def test_an_api_that_is_down_is_warned_about_once(prefect_backend, monkeypatch, 
     assert warning.endswith("connection refused")
 
 
+def test_the_bar_of_a_resumed_run_begins_where_it_goes_on(monkeypatch):
+    shown = []
+    monkeypatch.setattr(RunArtifacts, "_send_state", lambda page, state: shown.append(state))
+    with RunArtifacts(CONFIG, "shapes-1") as page:
+        page.on_resume(3)
+    assert shown[-1].percent == 75.0
+    assert shown[-1].description.startswith("shapes-1: 3 of 4 iterations")
+
+
 def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
     answers = Event()
     monkeypatch.setattr(artifacts, "create_progress_artifact", lambda *_a, **_k: answers.wait(60))

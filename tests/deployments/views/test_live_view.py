@@ -77,6 +77,17 @@ def test_the_page_before_the_first_iteration():
     assert "left" not in line_with(page, "iterations")
 
 
+def test_the_page_of_a_resumed_run_counts_what_it_did_before():
+    """And of one that went back to a checkpoint not what is done again."""
+    with LiveView(CONFIG, "shapes-1", terminal()) as view:
+        view.on_resume(3)
+        assert "3 of 4 iterations" in page_of(view)
+        view.on_iteration(record_of(3))
+        assert "4 of 4 iterations" in page_of(view)
+        view.on_resume(2)
+        assert "0:16 left" in line_with(page_of(view), "2 of 4 iterations")
+
+
 def test_the_page_shows_how_the_run_goes():
     with LiveView(CONFIG, "shapes-1", terminal()) as view:
         for iteration in range(3):
