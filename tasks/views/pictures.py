@@ -90,4 +90,5 @@ def _cell(image: np.ndarray) -> Image.Image:
         scale, resampling = MAX_CELL_PIXELS / side, Image.Resampling.LANCZOS
     else:
         scale, resampling = max(1, CELL_PIXELS // side), Image.Resampling.NEAREST
-    return Image.fromarray(image).resize((round(width * scale), round(height * scale)), resampling)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return Image.fromarray(image).resize(size, resampling)

@@ -17,7 +17,7 @@ def noise(height: int, width: int, levels: int = 256) -> np.ndarray:
     return (values * (255 // (levels - 1))).astype(np.uint8)
 
 
-@pytest.mark.parametrize("shape", [(512, 512), (192, 192), (480, 832), (32, 48)])
+@pytest.mark.parametrize("shape", [(512, 512), (192, 192), (480, 832), (32, 48), (16, 8192)])
 @pytest.mark.parametrize("levels", [2, 256])
 def test_noise_takes_no_more_than_its_bytes(shape, levels):
     small = thumbnail(noise(*shape, levels))
