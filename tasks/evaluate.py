@@ -168,7 +168,8 @@ def _thumbnails(images: torch.Tensor, shown: int) -> np.ndarray:
     scale = min(1.0, THUMBNAIL_PIXELS / max(few.shape[-2:]))
     if scale < 1 and few.numel():
         flat = few.flatten(end_dim=-4)
-        flat = torch.nn.functional.interpolate(flat, scale_factor=scale, mode="area")
+        size = [max(1, int(side * scale)) for side in few.shape[-2:]]
+        flat = torch.nn.functional.interpolate(flat, size=size, mode="area")
         few = flat.unflatten(0, few.shape[:-3])
     array: np.ndarray = (few * 255).round().byte().movedim(-3, -1).cpu().numpy()
     return array

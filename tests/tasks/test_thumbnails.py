@@ -41,6 +41,7 @@ def test_sources_stand_before_samples_and_what_is_missing_is_white():
 
 def test_large_images_are_shrunk():
     assert _thumbnails(torch.rand(1, 1, 3, 256, 512), 1).shape == (1, 1, 64, 128, 3)
+    assert _thumbnails(torch.rand(1, 1, 3, 32, 8192), 1).shape == (1, 1, 1, 128, 3)
     assert THUMBNAIL_PIXELS == 128
 
 
