@@ -131,7 +131,7 @@ class LiveView:
 
     def on_resume(self, num_iterations: int) -> None:
         """Show from where the run goes on."""
-        self._progress.num_finished = num_iterations
+        self._progress.stand_at(num_iterations)
 
     def on_stop(self, why: str) -> None:
         """End this command in seconds."""

@@ -132,7 +132,7 @@ class RunArtifacts:
 
     def on_resume(self, num_iterations: int) -> None:
         """Show from where the run goes on."""
-        self._progress.num_finished = num_iterations
+        self._progress.stand_at(num_iterations)
         self._publish()
 
     def on_stop(self, why: str) -> None:

@@ -1,6 +1,7 @@
 """Words and numbers of a run: shared by MLflow, Prefect's pages and the terminal."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -82,18 +83,30 @@ class Progress:
         """Time since the phase began."""
         return monotonic() - self.phase_began
 
+    def stand_at(self, num_iterations: int) -> None:
+        """Note that a run goes on after so many iterations; what came later it does again."""
+        self.num_finished = num_iterations
+        self._forget_from(num_iterations)
+        for tag in list(self.evaluations):
+            number = re.fullmatch(r"iteration-(\d+)", tag)
+            if number and int(number[1]) > num_iterations:
+                del self.evaluations[tag]
+
     def add_iteration(self, record: IterationRecord) -> None:
         """Note a finished iteration. Its samples are not kept, of its metrics what is shown."""
+        self._forget_from(record.iteration)  # it may be done again
         self.version = record.version
         self.num_finished = record.iteration + 1
-        for of_name in self.values.values():
-            while next(reversed(of_name), -1) >= record.iteration:
-                of_name.popitem()  # the run went back to a checkpoint
         for name in headlines(record.metrics):
             self.values.setdefault(name, {})[record.iteration] = record.metrics[name]
         self.first, self.last = self.first or record.metrics, record.metrics
         self.seconds.append(record.seconds)
         self.idle = record.idle
+
+    def _forget_from(self, iteration: int) -> None:
+        for of_name in self.values.values():
+            while next(reversed(of_name), -1) >= iteration:
+                of_name.popitem()
 
     def add_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Note an evaluation; of many the first and the last ones are kept."""

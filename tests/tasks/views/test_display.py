@@ -52,6 +52,22 @@ def test_iterations_that_are_done_again_count_once():
     assert progress.trend("train/kl") == []
 
 
+def test_what_a_run_does_again_after_going_back_is_not_shown_as_its_last():
+    progress = Progress(RunConfig(num_iterations=40))
+    for tag, version in (("before", 0), ("iteration-0010", 10), ("iteration-0020", 20)):
+        progress.add_evaluation(
+            tag,
+            EvaluationReport(
+                version=version, num_prompts=1, num_samples=1, rewards={"reward": 0.5}
+            ),
+        )
+    for index in range(20):
+        progress.add_iteration(IterationRecord(index, index + 1, 1.5, {"reward/mean": 0.5}))
+    progress.stand_at(12)
+    assert list(progress.evaluations) == ["before", "iteration-0010"]
+    assert (progress.num_finished, len(progress.trend("reward/mean"))) == (12, 12)
+
+
 def test_the_chart_of_a_run_that_was_resumed_names_the_iterations_that_it_shows():
     progress = Progress(RunConfig(num_iterations=300))
     for index, reward in ((100, 0.1), (101, 0.2), (102, float("nan")), (104, 0.3)):
