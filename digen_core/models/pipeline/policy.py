@@ -212,7 +212,17 @@ class PipelinePolicy(FamilyPipeline, GuidedVelocities):
             return named_sigmas(self.config.sigmas, num_steps)
         if self.config.shift is not None:
             return shifted_sigmas(num_steps, self.config.shift)
-        sigmas = self.sigmas_of_family(num_steps)
+        try:
+            sigmas = self.sigmas_of_family(num_steps)
+        except ConfigError:
+            raise
+        except Exception as error:  # schedulers of other kinds fail in all ways
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(
+                f"model.path {self.config.path} has a {type(self.pipeline.scheduler).__name__}, "
+                f"which makes no noise levels as its pipeline asks for them: {reason[:300]}; use a "
+                "FlowMatchEulerDiscreteScheduler, or model.shift"
+            ) from error
         if not (0 < sigmas[0] <= 1 and sigmas[-1] == 0 and bool((sigmas.diff() < 0).all())):
             raise ConfigError(
                 f"the scheduler of model.path {self.config.path} gives "

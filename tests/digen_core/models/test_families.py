@@ -7,7 +7,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    WanPipeline,
+)
 
 from digen_core.config.families import VIDEO_FAMILIES
 from digen_core.config.load import load_config
@@ -193,6 +199,27 @@ def test_a_schedule_that_is_none_is_refused(policies):
     # diffusers stretches Qwen-Image's single sigma by 0 / 0
     with pytest.raises(UserError, match=r"gives 1 step the noise levels \[nan, 0.0\], which do"):
         policies["qwen_image"].sigmas(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler", "reason"),
+    [
+        ("flux", DDIMScheduler(), "has no attribute 'base_image_seq_len'"),
+        ("sd3", FlowMatchHeunDiscreteScheduler(), "has no attribute 'use_dynamic_shifting'"),
+        ("flux2", DPMSolverMultistepScheduler(), "an unexpected keyword argument 'sigmas'"),
+        (
+            "hunyuan_video",
+            FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            "`mu` must be passed",
+        ),
+    ],
+)
+def test_a_scheduler_that_is_not_asked_so_is_refused(tiny_families, name, scheduler, reason):
+    policy = load_tiny(tiny_families[name], name, parts=TRAINER_PARTS)
+    policy.pipeline.scheduler = scheduler
+    message = f"has a {type(scheduler).__name__}, which makes no noise levels .*{reason}.*; use a F"
+    with pytest.raises(ConfigError, match=message):
+        policy.sigmas(4)
 
 
 # --- guidance ---------------------------------------------------------------------------------
