@@ -151,12 +151,15 @@ class Flux2Policy(PipelinePolicy):
         return packed
 
     def sigmas_of_family(self, num_steps: int) -> Tensor:
-        """Return sigmas shifted by the image's size and the number of steps."""
-        return scheduler_sigmas(
-            self.pipeline.scheduler,
-            sigmas=np.linspace(1.0, 1 / num_steps, num_steps),
-            mu=compute_empirical_mu(self.latent_shape[0], num_steps),
-        )
+        """Return sigmas shifted by the image's size and the number of steps.
+
+        A scheduler that has flow sigmas of its own spreads them itself.
+        """
+        scheduler = self.pipeline.scheduler
+        mu = compute_empirical_mu(self.latent_shape[0], num_steps)
+        if scheduler.config.get("use_flow_sigmas"):
+            return scheduler_sigmas(scheduler, num_inference_steps=num_steps, mu=mu)
+        return scheduler_sigmas(scheduler, sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=mu)
 
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""

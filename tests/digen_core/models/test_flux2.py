@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import UniPCMultistepScheduler
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.model import ModelConfig
@@ -23,7 +24,7 @@ from digen_core.rollout.sampler import initial_latent
 from digen_core.seeding import EVALUATION_NOISE
 from support.families import NEGATIVE, load_tiny
 from support.flux2 import BEFORE_IN_DEV, write_dev, write_distilled
-from support.stock import stock
+from support.stock import generate, stock
 from support.tiny_policies import TINY
 
 SHORT, LONG = "a red circle", "two blue squares to the left of a large green triangle"
@@ -43,6 +44,17 @@ def variants(tiny_families, tmp_path_factory) -> dict[str, str]:
 def tokens_for(name: str) -> int:
     """So many that the longer prompt is whole, and the shorter padded."""
     return (BEFORE_IN_DEV if name == "dev" else 25) + len(LONG)
+
+
+def test_a_scheduler_with_flow_sigmas_spreads_them_itself(variants):
+    """As the stock pipeline lets it: of those that it is given UniPC makes others."""
+    policy = load_tiny(variants["klein"], "flux2", parts=TRAINER_PARTS)
+    settings = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+    pipeline = stock(variants["klein"])
+    policy.pipeline.scheduler = pipeline.scheduler = UniPCMultistepScheduler(**settings)
+    x = torch.randn(1, *policy.latent_shape)
+    generate(pipeline, "flux2", [SHORT], x, output_type="latent", num_inference_steps=5)
+    assert torch.equal(policy.sigmas(5), pipeline.scheduler.sigmas)
 
 
 @pytest.mark.parametrize("scale", [3.0, 1.0])
