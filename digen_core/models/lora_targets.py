@@ -1,7 +1,7 @@
 """The check of ``train.lora.targets``: layers of the transformer that a LoRA can be attached to."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
 from digen_core.errors import ConfigError
@@ -40,6 +40,30 @@ def check_targets(targets: Sequence[str], layers: Collection[str]) -> None:
             raise ConfigError(
                 f"train.lora.targets names {target!r}, a linear layer of some blocks, which in "
                 f"others holds one, such as {holder!r}; name the layers in full, such as "
+                f"{_one(target, layers)!r}"
+            )
+
+
+def check_modules(
+    targets: Sequence[str], layers: Collection[str], modules: Mapping[str, object]
+) -> None:
+    """Check that nothing but layers is called as a target: peft takes whatever module is.
+
+    Args:
+        targets: that `check_targets` found to end names of layers.
+        layers: dotted names of all layers with a matrix of weights.
+        modules: of the transformer, by name.
+
+    Raises:
+        ConfigError: another module has the name of one, such as an activation.
+    """
+    for target in targets:
+        others = {name for name in modules if f".{name}".endswith(f".{target}")} - {*layers}
+        if others:
+            name = min(others)
+            raise ConfigError(
+                f"train.lora.targets names {target!r}, a linear layer of some blocks, but "
+                f"{name!r} is a {type(modules[name]).__name__}; name the layers in full, such as "
                 f"{_one(target, layers)!r}"
             )
 

@@ -30,7 +30,7 @@ from digen_core.gang.stage_files import without_numbers
 from digen_core.gang.stage_parts import loaded_values
 from digen_core.inputs.weight_files import layers_of
 from digen_core.models.experts import changed, reference_of
-from digen_core.models.lora_targets import check_targets, learning
+from digen_core.models.lora_targets import check_modules, check_targets, learning
 from digen_core.models.policy import Policy
 from digen_core.seeding import INITIAL_WEIGHTS, generator_for
 from digen_core.transport.arrays import Weights, viewed
@@ -89,6 +89,9 @@ def _attach_first(policy: Policy, lora: LoraConfig) -> None:
             f"train.lora.targets {list(lora.targets)} name no layer of one of the stages; name "
             "more layers, or use fewer parallel.stages"
         )
+    modules = dict(policy.transformer.named_modules())
+    asked = learning(modules, policy.idle)
+    check_modules(lora.targets, layers, {name: modules[name] for name in asked})
     attach_adapter(policy, as_peft(lora, policy.idle), FIRST_ADAPTER)
 
 

@@ -13,6 +13,7 @@ from digen_core.checkpoints.export import save_adapter, save_transformer
 from digen_core.config.run import RunConfig
 from digen_core.config.train import LoraConfig
 from digen_core.control.protocol import Fragment
+from digen_core.errors import ConfigError
 from digen_core.models.policy import TRAINER_PARTS
 from digen_core.models.trainable import make_trainable, set_weights, trainable_parameters
 from digen_core.rollout.rows import Rows
@@ -224,6 +225,16 @@ def test_every_published_target_has_an_adapter_and_the_unused_ones_are_allowed(
     # the text stream of the last block reaches no output
     assert all("transformer_blocks.1" in name for name in without)
     assert bool(without) == (family in ("qwen_image", "hunyuan_video15"))
+
+
+def test_a_target_that_is_no_layer_elsewhere_is_refused_and_in_full_it_is_taken(tiny_families):
+    """The first of what modulates is a layer in Z-Image's blocks, and an activation behind them."""
+    target, layer = "adaLN_modulation.0", "layers.1.adaLN_modulation.0"
+    policy = load_tiny(tiny_families["z_image"], "z_image", parts=TRAINER_PARTS)
+    with pytest.raises(ConfigError, match=r"'all_final_layer\..*' is a SiLU; name .* in full, suc"):
+        make_trainable(policy, LoraConfig(targets=("to_q", target)))
+    make_trainable(policy, LoraConfig(targets=(layer,)))
+    assert {name.partition(".lora_")[0] for name in trainable_parameters(policy)} == {layer}
 
 
 @pytest.mark.parametrize(
