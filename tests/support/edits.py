@@ -24,9 +24,12 @@ from digen_core.rollout.conditions import encoded
 def write_edit_2511(folder: Path) -> str:
     """Write a tiny Qwen-Image-Edit-2511, which shows source images without noise to each block."""
     pipeline = build_tiny("qwen_image", kind="edit-plus")
-    settings = {**pipeline.transformer.config, "zero_cond_t": True}
+    usual = dict(pipeline.transformer.config)
+    usual.pop("_use_default_values")  # else from_config leaves out what was not named before
+    settings = {**usual, "zero_cond_t": True}
     torch.manual_seed(0)
     pipeline.register_modules(transformer=type(pipeline.transformer).from_config(settings))
+    assert pipeline.transformer.zero_cond_t
     pipeline.save_pretrained(folder)
     return str(folder)
 
