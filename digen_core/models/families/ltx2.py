@@ -171,12 +171,29 @@ class LTX2Policy(PipelinePolicy):
             num_frames=frames,
             height=height,
             width=width,
-            fps=self._frame_rate,
+            video_coords=self._coordinates(len(x)),
             audio_num_frames=1,
             isolate_modalities=True,
             return_dict=False,
         )[0]
         return velocity
+
+    def _coordinates(self, count: int) -> Tensor:
+        """Return where tokens begin and end in seconds, rows and columns, [B, 3, tokens, 2].
+
+        They are made on the device, as the transformer's own are not: it computes on while it is
+        told. Of the first latent frame there is one frame.
+        """
+        rope, bounds = self.transformer.rope, []
+        sides = rope.patch_size_t, rope.patch_size, rope.patch_size
+        for further in (0, 1):
+            frames, *others = (
+                side * factor * (torch.arange(number, device=self.device).float() + further)
+                for number, side, factor in zip(self._grid, sides, rope.scale_factors, strict=True)
+            )
+            frames = (frames + rope.causal_offset - rope.scale_factors[0]).clamp(min=0)
+            bounds.append(torch.cartesian_prod(frames / self._frame_rate, *others).t())
+        return torch.stack(bounds, dim=-1).repeat(count, 1, 1, 1)
 
     def unpacked(self, x: Tensor) -> Tensor:
         """Return latents [B, z, F, h, w] at their own scale."""

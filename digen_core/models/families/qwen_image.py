@@ -7,6 +7,7 @@ encoder is shown the source image, too; the denoising loop is ours.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
     CONDITION_IMAGE_SIZE,
     calculate_dimensions,
@@ -57,6 +59,14 @@ def _names(number: int) -> str:
     """Return what QwenImageEditPlusPipeline puts before a prompt with so many pictures."""
     picture = PICTURE.join(AROUND)
     return "".join(f"Picture {place}: {picture}" for place in range(1, number + 1))
+
+
+def _read(text: Tensor, mask: Tensor | None) -> tuple[int, None, Tensor | None]:
+    """Return how many tokens texts [B, L, D] have with padding, nothing, and their mask, as bools.
+
+    diffusers' own finds the length of each, too: nobody reads it, and the device waits for that.
+    """
+    return text.shape[1], None, None if mask is None else mask.bool()
 
 
 class QwenImagePolicy(PipelinePolicy):
@@ -268,14 +278,15 @@ class QwenImagePolicy(PipelinePolicy):
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""
         shown, grid = self.with_source(x, condition), (1, self._rows, self._columns)
-        velocity: Tensor = self.transformer(
-            hidden_states=shown,
-            timestep=sigma,
-            encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
-            encoder_hidden_states_mask=condition.get("mask"),
-            img_shapes=[[grid] * (shown.shape[1] // x.shape[1])] * len(x),
-            return_dict=False,
-        )[0]
+        with patch.object(transformer_qwenimage, "compute_text_seq_len_from_mask", _read):
+            velocity: Tensor = self.transformer(
+                hidden_states=shown,
+                timestep=sigma,
+                encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
+                encoder_hidden_states_mask=condition.get("mask"),
+                img_shapes=[[grid] * (shown.shape[1] // x.shape[1])] * len(x),
+                return_dict=False,
+            )[0]
         return velocity[:, : x.shape[1]]
 
     def guide(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:

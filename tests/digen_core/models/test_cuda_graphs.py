@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -210,6 +211,21 @@ def test_text_that_is_masked_is_another_pass(tiny_families, captured):
         assert len(captured) == 2, number
 
 
+class Told(TorchFunctionMode):
+    """The functions that make tensors of the host's numbers for a device; on meta no copy shows."""
+
+    def __init__(self, found):
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        is_made = function in (torch.tensor, torch.as_tensor)
+        if is_made and result is not arguments[0] and result.device.type != "cpu":
+            self._found.append(function.__name__)
+        return result
+
+
 class OnTheHost(TorchDispatchMode):
     """The operations of a body for which a device has to wait for the host, or it for the device.
 
@@ -220,6 +236,15 @@ class OnTheHost(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.found = []
+        self._told = Told(self.found)
+
+    def __enter__(self):
+        self._told.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._told.__exit__(*error)
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
@@ -263,7 +288,9 @@ def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
 def test_what_makes_a_device_wait_is_seen():
     with OnTheHost() as look:
         torch.ones(3).to("meta")
-    assert look.found == ["aten._to_copy.default"]
+        torch.tensor([1, 2], device="meta")
+        torch.as_tensor(3, device="meta")
+    assert look.found == ["aten._to_copy.default", "tensor", "as_tensor"]
 
 
 # --- which are kept ---------------------------------------------------------------------------

@@ -122,6 +122,14 @@ def test_the_video_is_that_of_the_stock_transformer_with_its_modalities_isolated
     assert (together - expected).abs().max() > 1e-3
 
 
+def test_tokens_are_where_the_transformer_places_them(policy):
+    view = policy.at_size((96, 64, 13))
+    places = {"device": "cpu", "fps": 24.0}
+    expected = view.transformer.rope.prepare_video_coords(2, *view._grid, **places)
+    assert torch.equal(view._coordinates(2), expected)
+    assert expected.unique().numel() > 8
+
+
 def test_texts_are_those_of_the_stock_pipelines_connectors(policy, folder):
     """Bit for bit: registers in place of padding, all layers of Gemma, the negative prompt."""
     pipeline, shown = stock(folder), []
