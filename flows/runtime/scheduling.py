@@ -7,10 +7,8 @@ only in layouts with stale groups.
 import json
 from collections.abc import Mapping, Sequence
 from threading import Thread
-from time import sleep
-from typing import Final
 
-from distributed import Client, Future
+from distributed import Client
 
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Costs, Sent
@@ -33,15 +31,9 @@ from digen_core.trace.prices import price_of
 from digen_core.trace.utilization import Arithmetic, peaks_of
 from digen_core.transport.files import replace_text
 from flows.runtime.context import RunContext
-from flows.runtime.fleet.watch import Watch
+from flows.runtime.fleet.measuring import measure_devices
 from flows.runtime.observers import say, warn
 from flows.runtime.workload import next_workload, schedule_of
-from tasks.cluster.calls import WorkerLostError
-from tasks.cluster.presence import ROLES, dismiss, present_workers
-from tasks.gang.forming import form_gang
-from tasks.measure import measure_alone
-
-POLL_SECONDS: Final = 0.5
 
 
 def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device]) -> Costs:
@@ -49,52 +41,23 @@ def measured_costs(config: RunConfig, client: Client, devices: Sequence[Device])
 
     Raises:
         UserError: the model cannot be loaded.
-        WorkerLostError: a member of a gang is gone.
+        WorkerLostError: one of them is lost again and again, or did not come back in time.
     """
-    firsts = {device.kind: device for device in reversed(devices)}.values()
+    firsts = list({device.kind: device for device in reversed(devices)}.values())
     how = (
         "compiling, which may take minutes, and measuring" if config.model.compile else "measuring"
     )
     say(f"{how} the model on {', '.join(d.name for d in firsts)} to choose the layout")
-    for device in firsts:
-        _form(client, device, config)
     prompt = train_prompts(config)[0].shown_in(config.model.size)
-    futures = [
-        client.submit(measure_alone, config, prompt, workers=[device.name], pure=False)
-        for device in firsts
-    ]
-    _await(futures, client, config)
+    found = measure_devices(client, config, firsts, prompt)
     cost = cost_of_default(config.model, len(prompt.images))
-    found = [own.of_mean_size(cost) for own in client.gather(futures)]
-    return _as_measured(config, costs_of(dict(zip(firsts, found, strict=True))))
-
-
-def _form(client: Client, device: Device, config: RunConfig) -> None:
-    """Make the workers of a device a gang: they may still be that of another run."""
-    if device.size == 1:
-        return
-    workers = {worker.name: worker for worker in present_workers(client).values()}
-    leader = workers.get(device.name)
-    if leader is None or leader.lacks:
-        raise WorkerLostError(f"a member of the gang {device.name} was lost before it was measured")
-    followers = list(leader.followers.values())
-    form_gang(client, leader.address, followers, config.cluster.heartbeat_timeout)
+    measured = {device: own.of_mean_size(cost) for device, own in found.items()}
+    return _as_measured(config, costs_of(measured))
 
 
 def _as_measured(config: RunConfig, costs: Costs) -> Costs:
     """Return costs that say with whom those of asking the reference policy were measured."""
     return costs.model_copy(update={"reference": config.who_asks_reference})
-
-
-def _await(futures: Sequence["Future[Measured]"], client: Client, config: RunConfig) -> None:
-    """Wait for tasks; on a worker that is frozen, its nanny's next process begins again."""
-    watch = Watch(client, config.cluster)
-    while not all(future.done() for future in futures):
-        seen = watch.look({}, ROLES)
-        for worker in seen.workers.values():
-            if worker.name in seen.lost:
-                dismiss(client, worker.address)
-        sleep(POLL_SECONDS)
 
 
 def resolve_layout(
