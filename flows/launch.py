@@ -204,44 +204,45 @@ def run_on(
     flow_run_id = runtime.flow_run.id
     if tracker is None:
         tracker = tracker_of(config, name, run_dir, lineage)
-    train, evaluation = train_prompts(config), evaluation_prompts(config)
     earlier = lineage.flow_run_ids if lineage else ()
-    run = RunContext(
-        run_id=name,
-        config=config,
-        run_dir=run_dir,
-        prompts=train,
-        evaluation_prompts=evaluation,
-        lineage=Lineage(
+    names = [device.name for device in devices]
+    with _ended_in(tracker):
+        train, evaluation = train_prompts(config), evaluation_prompts(config)
+        run = RunContext(
             run_id=name,
-            mlflow_run_id=tracker.mlflow_run_id,
-            flow_run_ids=(*earlier, *([flow_run_id] if flow_run_id else [])),
-            prompts_hash=prompts_hash(train),
-            evaluation_prompts_hash=prompts_hash(evaluation),
-        ),
-        address=address,
-        client=client,
-        fleet=Fleet(
-            devices=devices,
-            addresses=addresses_of(client, [device.name for device in devices]),
-            pools=workers_of_pools(client, config.pools),
-        ),
-        workers=workers,
-        tracker=tracker,
-    )
-    links = {
-        "MLflow": tracker.describe(),
-        "Dask": client.dashboard_link,
-        "what the devices waited for": f"digen report {quote(str(run_dir))}",
-    }
-    with (
-        _ended_in(tracker),
-        _on_pages(config, name, links) if pages else nullcontext(),
-        registered(run),
-        _stopped_on_errors(run),
-        following(run.control, runtime.flow_run.id),
-    ):
-        yield run
+            config=config,
+            run_dir=run_dir,
+            prompts=train,
+            evaluation_prompts=evaluation,
+            lineage=Lineage(
+                run_id=name,
+                mlflow_run_id=tracker.mlflow_run_id,
+                flow_run_ids=(*earlier, *([flow_run_id] if flow_run_id else [])),
+                prompts_hash=prompts_hash(train),
+                evaluation_prompts_hash=prompts_hash(evaluation),
+            ),
+            address=address,
+            client=client,
+            fleet=Fleet(
+                devices=devices,
+                addresses=addresses_of(client, names),
+                pools=workers_of_pools(client, config.pools),
+            ),
+            workers=workers,
+            tracker=tracker,
+        )
+        links = {
+            "MLflow": tracker.describe(),
+            "Dask": client.dashboard_link,
+            "what the devices waited for": f"digen report {quote(str(run_dir))}",
+        }
+        with (
+            _on_pages(config, name, links) if pages else nullcontext(),
+            registered(run),
+            _stopped_on_errors(run),
+            following(run.control, runtime.flow_run.id),
+        ):
+            yield run
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from flows.launch import connected
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.observers import watching
 from support.contexts import run_context
+from tasks.cluster.calls import SchedulerLostError
 from tasks.cluster.presence import present_workers
+from tasks.workers import RealWorkers
 
 DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "trainer-1")]
 MANAGED_EVERY = 2.0  # seconds, in which Dask's memory manager drops replicas
@@ -56,6 +58,39 @@ def test_a_gang_that_is_at_work_when_its_run_ends_is_dismissed(monkeypatch, sche
     with pytest.raises(KeyboardInterrupt), launch._stopped_on_errors(run):
         raise KeyboardInterrupt
     assert found == dismissed
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    """Return a function that opens the context of a run, and its tracker."""
+    tracker = Mock(mlflow_run_id="")
+    monkeypatch.setattr(launch, "following", lambda *of: nullcontext())
+    monkeypatch.setattr(launch, "_stopped_on_errors", lambda run: nullcontext())
+    for prompts in ("train_prompts", "evaluation_prompts"):
+        monkeypatch.setattr(launch, prompts, lambda config: [])
+
+    def run_on():
+        config = RunConfig.model_validate({"schedule": {"layout": "tsp"}})
+        at, workers = (tmp_path, "run"), RealWorkers(config)
+        return launch.run_on(
+            Mock(), "", DEVICES, config, *at, workers, tracker=tracker, pages=False
+        )
+
+    return run_on, tracker
+
+
+def test_a_run_whose_scheduler_is_lost_as_it_is_opened_ends_in_mlflow(opened, monkeypatch):
+    """It would show as running for ever."""
+    run_on, tracker = opened
+
+    def lost(client, names):
+        raise SchedulerLostError("the Dask scheduler is gone")
+
+    monkeypatch.setattr(launch, "addresses_of", lost)
+    with pytest.raises(SchedulerLostError), run_on():
+        raise AssertionError("it is not opened")
+    text = "SchedulerLostError: the Dask scheduler is gone"
+    tracker.finish.assert_called_once_with("FAILED", text)
 
 
 @pytest.fixture
