@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
+from typing import Final
 
 from distributed import Client
 from prefect import runtime
@@ -49,6 +50,9 @@ from tasks.tracking.tracker import Tracker
 from tasks.unanswered import UNANSWERED
 from tasks.views.artifacts import RunArtifacts
 from tasks.workers import RealWorkers, Workers
+
+GONE: Final = "gone"
+"""In place of the address of a worker that was lost since it was listed: a look finds it lost."""
 
 
 @contextmanager
@@ -225,7 +229,7 @@ def run_on(
             client=client,
             fleet=Fleet(
                 devices=devices,
-                addresses=addresses_of(client, names),
+                addresses=dict.fromkeys(names, GONE) | addresses_of(client, names),
                 pools=workers_of_pools(client, config.pools),
             ),
             workers=workers,

@@ -13,11 +13,13 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
 from flows import launch, reopen
 from flows.launch import connected
+from flows.runtime.fleet import losses, watch
 from flows.runtime.fleet.fleet import Fleet
+from flows.runtime.fleet.joining import new_workers, roles_for
 from flows.runtime.observers import watching
 from support.contexts import run_context
 from tasks.cluster.calls import SchedulerLostError
-from tasks.cluster.presence import present_workers
+from tasks.cluster.presence import Presence, present_workers
 from tasks.workers import RealWorkers
 
 DEVICES = [Device(name, frozenset({"trainer"})) for name in ("trainer-0", "trainer-1")]
@@ -77,6 +79,25 @@ def opened(monkeypatch, tmp_path):
         )
 
     return run_on, tracker
+
+
+def test_a_worker_that_is_lost_before_the_run_knows_its_address_is_found_lost(opened, monkeypatch):
+    """As while the run is opened in MLflow: it comes back as it was, and is there once."""
+    run_on, _ = opened
+    trainer, said = frozenset({"trainer"}), []
+    there = [{"trainer-0": "a"}, {"trainer-0": "a"}, {"trainer-0": "a", "trainer-1": "b"}]
+    looks = iter({at: Presence(n, at, trainer, 0.0) for n, at in own.items()} for own in there[1:])
+    monkeypatch.setattr(launch, "addresses_of", lambda client, names: there[0])
+    monkeypatch.setattr(launch, "workers_of_pools", lambda client, pools: {})
+    monkeypatch.setattr(watch, "present_workers", lambda client: next(looks))
+    monkeypatch.setattr(losses, "notify", lambda run, event, text: said.append(text))
+    with run_on() as run:
+        losses.look(run)
+        assert run.fleet.names == {"trainer-0"}
+        (found,) = new_workers(run, losses.look(run).workers)
+        assert (found.name, roles_for(run, found)) == ("trainer-1", trainer)
+    (text,) = said
+    assert text.startswith("worker trainer-1 (gone) was lost; left: trainer-0.")
 
 
 def test_a_run_whose_scheduler_is_lost_as_it_is_opened_ends_in_mlflow(opened, monkeypatch):
