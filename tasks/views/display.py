@@ -110,6 +110,7 @@ class Progress:
 
     def add_evaluation(self, tag: str, report: EvaluationReport) -> None:
         """Note an evaluation; of many the first and the last ones are kept."""
+        self.evaluations.pop(tag, None)  # that of a version before, as a run had ended with it
         self.evaluations[tag] = report
         for old in list(self.evaluations)[1:-LAST_EVALUATIONS]:
             del self.evaluations[old]

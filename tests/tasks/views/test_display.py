@@ -27,6 +27,20 @@ def test_a_page_shows_the_first_and_the_last_of_hundreds_of_evaluations():
     assert "(version 10)" not in page
 
 
+def test_the_last_evaluation_is_the_last_also_of_a_run_that_had_ended_before():
+    """It is called "after", too, and was resumed with more iterations."""
+    progress = Progress(RunConfig())
+    told = [("before", 0), ("after", 4), ("iteration-0004", 4), ("iteration-0006", 6), ("after", 8)]
+    for tag, version in told:
+        rewards = {"reward": version / 10}
+        progress.add_evaluation(
+            tag, EvaluationReport(version=version, num_prompts=1, num_samples=1, rewards=rewards)
+        )
+    shown = [(tag, own.version) for tag, own in progress.evaluations.items()]
+    assert shown == [told[0], *told[2:]]
+    assert "| reward | 0.000 | 0.400 | 0.600 | 0.800 | +0.800 |" in report_of("run", progress, {})
+
+
 class Metrics(dict):
     """A dict of which one can tell whether it is kept."""
 
