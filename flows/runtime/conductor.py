@@ -164,8 +164,10 @@ class Conductor:
         """Finish what has begun and wait, while a person wants the run to pause."""
         run, reached = self._run, None
         while run.control.held:
-            if self._num_offered == self._first + len(self._published):
-                text = f"paused after iteration {self._num_offered}"
+            # Once a limit is reached, iterations that had begun ahead are never finished.
+            num_begun = run.progress.num_iterations if self.limit_reached else self._num_offered
+            if num_begun == self._first + len(self._published):
+                text = f"paused after iteration {num_begun}"
                 run.control.reach_boundary(text)
                 if reached is None:
                     reached = monotonic()

@@ -164,14 +164,23 @@ def test_a_server_that_is_away_when_a_run_is_suspended_is_told_later(see, monkey
     assert [state.name for state in client.states] == ["Suspended"]
 
 
-def test_a_run_that_is_held_reaches_its_boundary_until_that_is_told(see, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit_reached", "num_begun"),
+    [(None, 1), ("max_minutes (5) have passed", 2)],
+    ids=["goes on", "its limit is reached, and an iteration had begun ahead"],
+)
+def test_a_run_that_is_held_reaches_its_boundary_until_that_is_told(
+    see, monkeypatch, limit_reached, num_begun
+):
     said, boundaries = [], []
     seen, _, _ = see(Paused())
     turns = iter((Paused(), Paused(), Running()))
+    progress = SimpleNamespace(num_iterations=1, paused=lambda seconds: None)
     held = SimpleNamespace(
-        _run=SimpleNamespace(control=seen, progress=SimpleNamespace(paused=lambda seconds: None)),
+        _run=SimpleNamespace(control=seen, progress=progress),
+        limit_reached=limit_reached,
         _first=0,
-        _num_offered=1,
+        _num_offered=num_begun,
         _published={0},
         _memory=SimpleNamespace(stir=lambda: None),
         _advance=lambda: see(next(turns)),
