@@ -60,6 +60,7 @@ from flows.runtime.iterations.runs import IterationRuns, RunEnded
 from flows.runtime.iterations.staleness import Staleness
 from flows.runtime.memory import Memory
 from flows.runtime.observers import say, tell
+from flows.runtime.publishing import keep_last
 from flows.runtime.requests import is_stop
 from flows.runtime.workload import next_workload, schedule_of
 from tasks.runner.completions import Completion
@@ -168,6 +169,8 @@ class Conductor:
             num_begun = run.progress.num_iterations if self.limit_reached else self._num_offered
             if num_begun == self._first + len(self._published):
                 text = f"paused after iteration {num_begun}"
+                if run.control.ends_process:
+                    keep_last(run)
                 run.control.reach_boundary(text)
                 if reached is None:
                     reached = monotonic()

@@ -74,6 +74,11 @@ class Control:
         if self._stopped is not None:
             raise RunCancelledError(self._stopped)
 
+    @property
+    def ends_process(self) -> bool:
+        """Whether the process is to end at the boundary: another one goes on from a checkpoint."""
+        return self._to_suspend is not None
+
     def reach_boundary(self, text: str) -> None:
         """Note that everything that had begun is finished; to be called again while that is so.
 

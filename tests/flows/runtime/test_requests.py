@@ -192,6 +192,24 @@ def test_a_run_that_is_held_reaches_its_boundary_until_that_is_told(
     assert said == ["paused after iteration 1; resume it in Prefect", "resumed"]
 
 
+def test_a_run_that_is_suspended_keeps_its_last_version_first(see, monkeypatch):
+    """Where not each iteration has a checkpoint, it would go on from one before."""
+    happened = []
+    seen, _, _ = see(Suspended(), deployment_id=uuid4())
+    run = SimpleNamespace(control=seen, progress=SimpleNamespace(num_iterations=1))
+    held = SimpleNamespace(_run=run, limit_reached=None, _first=0, _num_offered=1, _published={0})
+
+    def reach(text):
+        happened.append(text)
+        raise Pause(state=Suspended())
+
+    monkeypatch.setattr(seen, "reach_boundary", reach)
+    monkeypatch.setattr(conductor, "keep_last", happened.append)
+    with pytest.raises(Pause):
+        conductor.Conductor._hold(held)
+    assert happened == [run, "paused after iteration 1"]
+
+
 def test_a_flow_that_is_stopped_ends_as_cancelled():
     def stopped(error):
         raise error
