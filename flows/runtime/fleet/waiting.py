@@ -73,8 +73,9 @@ class Waiting:
             self.end()
 
     def _show(self, name: str, text: str) -> None:
-        """Set the name of the run's own state."""
-        show_state(self._run.lineage.flow_run_ids[-1], Running(name=name, message=text))
+        """Set the name of the run's own state, unless somebody has paused or cancelled it."""
+        state: State[None] = Running(name=name, message=text)
+        show_state(self._run.lineage.flow_run_ids[-1], state, if_running=True)
 
 
 def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:
@@ -92,11 +93,21 @@ def wait_for_turn(turn: Event, flow_run_id: str | None) -> None:
     show_state(flow_run_id, Running())
 
 
-def show_state(flow_run_id: str, state: State[None]) -> None:
-    """Set the state of a flow run; if Prefect's server is away, or its proxy answers, it stays."""
+def show_state(flow_run_id: str, state: State[None], *, if_running: bool = False) -> None:
+    """Set the state of a flow run; if Prefect's server is away, or its proxy answers, it stays.
+
+    Args:
+        flow_run_id: of the flow run.
+        state: to set.
+        if_running: leave a state that is none of a flow run that runs as it is.
+    """
     with (
         suppress(*UNANSWERED),
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
         get_client(sync_client=True) as client,
     ):
+        if if_running:
+            before = client.read_flow_run(UUID(flow_run_id)).state
+            if before is None or not before.is_running():
+                return
         client.set_flow_run_state(UUID(flow_run_id), state, force=True)

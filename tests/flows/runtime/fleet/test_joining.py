@@ -61,7 +61,7 @@ def test_a_run_that_waits_says_once_of_a_worker_that_it_cannot_use(tmp_path, mon
     monkeypatch.setattr(joining, "look", lambda run: next(seen))
     monkeypatch.setattr(joining, "sleep", lambda seconds: None)
     monkeypatch.setattr(joining, "notify", lambda run, event, text: said.append(text))
-    monkeypatch.setattr(waiting, "show_state", lambda *of: None)
+    monkeypatch.setattr(waiting, "show_state", lambda *of, **how: None)
 
     def devices_among(client, workers):
         return [Device(worker.name, worker.roles) for worker in workers]
