@@ -141,11 +141,21 @@ class Updates:
 
     def finished(self) -> list[Instruction]:
         """Return the iterations that are over: all devices hold what they made, in order."""
-        finished: list[Instruction] = []
-        while self._it.finishing:
-            finish, version = self._it.finishing[0]
-            if not self._it.fleet.all_hold(version):
+        it, finished = self._it, list[Instruction]()
+        while it.finishing:
+            finish, version = it.finishing[0]
+            if not it.fleet.all_hold(version) or self._is_last_for_who_leaves:
                 break
-            self._it.finishing.popleft()
+            it.finishing.popleft()
             finished.append(finish)
         return finished
+
+    @property
+    def _is_last_for_who_leaves(self) -> bool:
+        """Whether one iteration is left, and a device leaves when a copy of the state is made.
+
+        What others are told when it goes shows in an iteration.
+        """
+        it = self._it
+        is_last = len(it.finishing) == 1 and not (it.iterations or it.offered)
+        return is_last and it.copies.are_under_way and bool(it.fleet.leaving())

@@ -95,6 +95,9 @@ def _iterations(now: Snapshot) -> Iterator[IterationNow]:
     for finish, version in now.finishing:
         late = [state.name for state in now.fleet.devices if state.newest < version]
         lacks = _listed(f"devices that do not hold v{version}", late)
+        lacks = lacks or [
+            f"the copy of v{do.version} on {do.device}" for do in now.copies.under_way
+        ]
         yield IterationNow(finish.iteration + 1, tuple(lacks))
     for place, iteration in enumerate(now.iterations):
         lacks = _lacks(iteration)

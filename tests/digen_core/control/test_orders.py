@@ -11,9 +11,12 @@ from digen_core.control.controller import Controller
 from digen_core.control.layout import LAYOUTS
 from digen_core.control.schedule import Schedule
 from digen_core.control.state import ControllerError
+from digen_core.eventlog.waiting import waiting
 from support.batches import alone
+from support.carried_out import done
 from support.control_strategies import NUM_ITERATIONS, schedules, workloads
 from support.random_cluster import (
+    TRAINED,
     RandomCluster,
     make_costs,
     make_devices,
@@ -183,6 +186,29 @@ def test_the_last_of_a_role_and_a_holder_that_nobody_can_follow_may_not_leave():
     assert (it.may_leave("trainer-0"), it.may_leave("trainer-1")) == (False, True)
     with pytest.raises(ControllerError, match="trainer-0 cannot leave"):
         it.handle(p.DeviceLeaving("trainer-0"))
+
+
+def test_a_holder_whose_state_is_copied_leaves_before_the_last_iteration_is_over():
+    """Of all weights no copy is kept, and it takes longer than the pushes; then none is open."""
+    devices = make_devices("tsp", 2, 3)
+    schedule = Schedule(LAYOUTS["tsp"], copies_state=False)
+    it = Controller(devices, make_workload(), schedule, make_costs())
+    for push in it.start():
+        it.handle(p.VersionLoaded(push.device, push.version))
+    told = it.handle(p.IterationOffered(0, TRAINED))
+    while not isinstance(told[0], p.Push):
+        do, *told = told
+        told += it.handle(done(do))
+    (copy,) = it.handle(p.DeviceLeaving("trainer-0"))
+    assert copy == p.CopyState(1, "trainer-1", "trainer-0")
+    assert [it.handle(done(push)) for push in told] == [[]] * len(devices)
+    it.validate()
+    (left,) = waiting(it.snapshot(), []).iterations
+    assert left.lacks == ("the copy of v1 on trainer-1",)
+    assert it.handle(done(copy)) == [
+        p.Release("trainer-0"),
+        p.FinishIteration(0, updated=True),
+    ]
 
 
 def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
