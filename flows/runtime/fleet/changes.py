@@ -79,8 +79,9 @@ class FleetChanges:
             return events
         if not events:
             events = self._leave(seen.workers)
-        if run.fleet.rollout_devices() or self._executor.num_running:
-            self._waiting.end()
+        executor = self._executor
+        if run.fleet.rollout_devices() or executor.num_running or not executor.is_open:
+            self._waiting.end()  # a run that is paused needs nobody, and takes nobody in
         else:
             self._waiting.for_role("rollout")
         return events

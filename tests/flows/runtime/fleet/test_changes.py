@@ -1,5 +1,6 @@
 """Workers that come and go while iterations run."""
 
+from dataclasses import replace
 from threading import Thread
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from digen_core.control.costs import Costs, DeviceCosts, Linear
 from digen_core.control.protocol import Device, DevicesLost
 from digen_core.planning.profile import Profile
 from flows.runtime.fleet import changes as changes_module
-from flows.runtime.fleet import losses, watch
+from flows.runtime.fleet import losses, waiting, watch
 from flows.runtime.fleet.changes import FleetChanges
 from flows.runtime.fleet.joining import (
     AbandonedError,
@@ -23,6 +24,7 @@ from flows.runtime.fleet.joining import (
 from flows.runtime.fleet.task_set import TaskFailedError
 from flows.runtime.scheduling import keep_prediction
 from support.contexts import run_context
+from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence
 
 ROLLOUT = frozenset({"rollout"})
@@ -47,6 +49,25 @@ def test_who_is_ready_when_the_run_goes_back_is_found_again(run):
     assert new_workers(run, {"at c": coming}) == []
     changes.stop()
     assert new_workers(run, {"at c": coming}) == [coming]
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["works", "is paused"])
+def test_a_run_that_is_paused_waits_for_nobody(run, monkeypatch, is_open):
+    """However long that is: who comes back is taken in when it goes on."""
+    settings = {"cluster": {"rejoin_timeout": 0.0}, "schedule": {"layout": "tsp"}}
+    run = replace(run, config=RunConfig.model_validate(settings))
+    run.fleet.lose(["a"])
+    there = {"": Presence("b", "", frozenset({"trainer"}), 0.0)}
+    monkeypatch.setattr(changes_module, "look", lambda run: watch.Seen(there))
+    monkeypatch.setattr(waiting.Waiting, "_show", lambda *of: None)
+    executor = SimpleNamespace(is_open=is_open, num_running=0)
+    changes = FleetChanges(run, executor, None, print)
+    changes.look(now=True)
+    if not is_open:
+        changes.look(now=True)
+        return
+    with pytest.raises(WorkerLostError, match="the role rollout came back in 0 s"):
+        changes.look(now=True)
 
 
 def test_who_is_lost_while_it_is_made_ready_is_not_waited_for_whoever_finds_that(run, monkeypatch):
