@@ -54,8 +54,8 @@ def evaluate(run_id: str, tag: str) -> EvaluationReport:
     count = run.config.evaluation.grid_prompts
     prompts = number_of(len(run.evaluation_prompts), "prompt")
     say(f"evaluating version {run.progress.version} on {prompts}")
-    with Completions() as completions:
-        parts = _Evaluation(run, TaskSet(run, completions)).run()
+    with Completions() as completions, TaskSet(run, completions) as task_set:
+        parts = _Evaluation(run, task_set).run()
     report = _report(run, tag, [part.rewards(run.config) for part in parts])
     pictures = np.concatenate([p.thumbnails for p in parts if p.thumbnails is not None])
     shown = run.evaluation_prompts[:count]

@@ -28,8 +28,8 @@ def export(run_id: str) -> None:
     name = "transformer" if run.config.train.lora is None else "lora"
     folder = run.shared_dir / name
     say(f"exporting version {run.progress.version}")
-    with Completions() as completions:
-        _export(run, TaskSet(run, completions), folder)
+    with Completions() as completions, TaskSet(run, completions) as task_set:
+        _export(run, task_set, folder)
     publish_model(run, folder)
 
 

@@ -158,6 +158,7 @@ class Conductor:
         failure = None if is_stop(error) else error
         for opened in self._opened.values():
             opened.abandon(failure)
+        self._executor.stop()
         self._changes.stop()
         self._runs.close()
 

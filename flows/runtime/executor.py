@@ -67,6 +67,10 @@ class Executor:
         self._versions.close(iteration)
         return iteration
 
+    def stop(self) -> None:
+        """Wait for no task any more, as the run ends, or goes back to a checkpoint."""
+        self._submitter.stop()
+
     def is_running(self, iteration: OpenIteration) -> bool:
         """Say whether a task was submitted in an iteration's flow run whose end was not seen."""
         return self._submitter.is_running(iteration)

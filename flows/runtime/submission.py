@@ -172,6 +172,10 @@ class Submitter:
         own = (run.span for run in self._running.values() if run.device == device)
         return any(span.kind == "push" for span in own)
 
+    def stop(self) -> None:
+        """Wait for no task any more, as the run ends, or goes back to a checkpoint."""
+        self._run.watch.give_up(self._running)
+
     def forget(self, devices: Collection[str], kinds: Collection[SpanKind] = ()) -> None:
         """Wait no more for the tasks of lost devices; whatever still comes of them is ignored.
 

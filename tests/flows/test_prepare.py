@@ -1,12 +1,20 @@
 """How a run makes its workers ready, again where it goes back to its last checkpoint."""
 
+from contextlib import nullcontext
+from uuid import uuid4
+
+import pytest
+
 from digen_core.config.run import RunConfig
 from digen_core.control.costs import Linear
 from digen_core.control.protocol import Device
 from digen_core.planning.profile import Measured
 from digen_core.records import Span
-from flows import prepare
+from flows import evaluate, export, prepare
 from flows.prepare import complete_profile
+from flows.runtime.context import registered
+from flows.runtime.fleet.losses import StateLostError
+from flows.runtime.fleet.watch import MIN_WARNING
 from flows.runtime.scheduling import learn_costs
 from support.contexts import run_context
 
@@ -35,3 +43,25 @@ def test_devices_that_came_before_a_run_goes_on_have_costs(tmp_path, monkeypatch
     span = Span(0, "score g00 f0", "score", "rollout-1", 0.0, 0.0, 2.0, group=0, num_items=2)
     learn_costs(run, [span])
     assert run.progress.known_costs.reward == known.reward, "it is of no pool"
+
+
+@pytest.mark.parametrize("flow", [evaluate.evaluate, export.export], ids=lambda flow: flow.name)
+def test_what_is_given_up_with_a_lost_state_is_no_reason_to_stand_still(
+    tmp_path, monkeypatch, flow
+):
+    """The run goes back to a checkpoint; its watch would wait for what was under way for hours."""
+    run, task_run_id = run_context(tmp_path), uuid4()
+
+    def lose(run, task_set, *_):
+        task_set._pending[task_run_id] = None
+        run.watch.begin(task_run_id, "evaluate v1 b00")
+        raise StateLostError("the optimizer's state was lost")
+
+    for module in (evaluate, export):
+        monkeypatch.setattr(module, "Completions", nullcontext)
+        monkeypatch.setattr(module, "say", lambda text: None)
+    monkeypatch.setattr(evaluate, "_Evaluation", lose)
+    monkeypatch.setattr(export, "_export", lose)
+    with registered(run), pytest.raises(StateLostError):
+        flow.fn(run.run_id, *(["after"] if flow is evaluate.evaluate else []))
+    assert run.watch.patience == MIN_WARNING

@@ -2,14 +2,17 @@
 
 import math
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
 from flows.runtime.fleet.task_set import TaskFailedError, receipt_of
+from flows.runtime.fleet.watch import MIN_WARNING
 from flows.runtime.generation import about
 from flows.runtime.submission import URGENT, Submitter, Work
+from support.contexts import run_context
 from tasks.receipts import Ran, Receipt, Trained, attach, collecting, packed
 from tasks.runner.completions import Completion
 from tasks.train import train_pack
@@ -111,3 +114,14 @@ def test_a_task_that_failed_has_no_receipt_to_read():
         receipt_from(failed)
     with pytest.raises(TaskFailedError, match="train p003 on trainer-0 failed: odd"):
         receipt_from(Completion(SimpleNamespace(task_run_id=0), "FAILED", "Failed", "odd"))
+
+
+def test_what_a_run_had_under_way_as_it_went_back_is_no_reason_to_stand_still(tmp_path):
+    """What compiles, or nobody knows how long it takes, would be waited for half an hour."""
+    run, task_run_id = run_context(tmp_path), uuid4()
+    submitter = Submitter(run)
+    run.watch.begin(task_run_id, "train p003")
+    submitter._running[task_run_id] = None
+    assert run.watch.patience > MIN_WARNING
+    submitter.stop()
+    assert run.watch.patience == MIN_WARNING
