@@ -24,6 +24,7 @@ from digen_core.rewards.relative import without_relative
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
+from flows.runtime.group_scoring import asks_server
 from flows.runtime.observers import count, say
 from flows.runtime.publishing import publish_evaluation
 from flows.runtime.scoring import merged_rewards
@@ -217,7 +218,7 @@ class _Evaluation:
                 samples=samples,
                 size=size,
                 prompts=for_samples(prompts, settings.samples_per_prompt),
-                expected=0.0,
+                expected=None if asks_server(that_see(pool.rewards, "samples")) else 0.0,
             )
         if part.shown:
             part.drawing = self._task_set.submit(
@@ -231,8 +232,13 @@ class _Evaluation:
             )
 
     def _expected(self, part: _Part) -> float | None:
-        """Return the seconds that sampling a part should take; None if costs are not known."""
+        """Return the seconds that sampling a part should take; None if costs are not known.
+
+        Nor are they where a server is asked about all of it.
+        """
         run, config = self._run, self._run.config
+        if asks_server(that_see(config.rewards_of(None), "samples")):
+            return None
         if config.model.compile or not run.progress.known_costs.kinds:
             return None
         if config.prompts.sample_columns:  # a step is known as a part of encoding a file's image

@@ -108,7 +108,7 @@ class ClusterConfig(Strict):
     task_timeout: Annotated[Duration, Field(gt=0)] | Literal["auto"] = "auto"
     """Seconds after which a task that does not end counts as hung, and its worker as lost; auto:
     20 times what such a task is expected to take, but at least 10 minutes, and 2 hours to load, to
-    push the first version, or to have a server asked about a whole group."""
+    push the first version, or to have a server asked for scores."""
 
     price_per_hour: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Price of an hour of a GPU, or of a worker without one, in any currency, by what it is: "cpu",

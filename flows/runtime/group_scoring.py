@@ -6,13 +6,13 @@ group. Which device a fragment is made on, and how groups are cut into fragments
 difference.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from digen_core.config.rewards import that_see
+from digen_core.config.rewards import RewardConfig, that_see
 from digen_core.config.rewards.servers import ServerReward
 from digen_core.control.protocol import Fragment, FragmentScored
 from digen_core.data.prompts import Prompt
@@ -116,7 +116,7 @@ class GroupScoring:
             priority=URGENT if pool is None else it.round.priority_of(whole.group),
             resource=name,
             takes_from=frozenset(own.device for own in group.parts.values()),
-            lasts=any(isinstance(reward, ServerReward) for reward in seeing.values()),
+            lasts=asks_server(seeing),
         )
         self._submitter.submit(it, work)
 
@@ -141,6 +141,11 @@ class GroupScoring:
             it.recorder.add_rewards(fragment, replace(first, facts=facts))
         del self._groups[parts[0].iteration, parts[0].group]
         return [FragmentScored(fragment) for fragment in parts]
+
+
+def asks_server(rewards: Mapping[str, RewardConfig]) -> bool:
+    """Say whether one of some rewards is asked of a server, which may take as long as it likes."""
+    return any(isinstance(reward, ServerReward) for reward in rewards.values())
 
 
 def notify_of_failures(run: RunContext, it: OpenIteration, receipt: Receipt[Scored]) -> None:

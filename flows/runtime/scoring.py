@@ -12,7 +12,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.rewards.sums import with_reward
 from flows.runtime.context import RunContext
 from flows.runtime.generation import about
-from flows.runtime.group_scoring import GroupScoring, notify_of_failures
+from flows.runtime.group_scoring import GroupScoring, asks_server, notify_of_failures
 from flows.runtime.iterations.open_iteration import OpenIteration
 from flows.runtime.submission import Submitter, Work
 from tasks.decoding import decode_and_score
@@ -56,6 +56,7 @@ class Scoring:
                 "segments": it.segments[fragment][-1][1],
             },
             event_of=event_of,
+            lasts=asks_server(that_see(self._run.config.rewards_of(None), "samples")),
         )
         samples = self._submitter.submit(it, here)
         if self._of_groups.is_needed:
@@ -77,6 +78,7 @@ class Scoring:
                 event_of=event_of,
                 priority=it.round.priority_of(fragment.group, fragment.index),
                 resource=pool.name,
+                lasts=asks_server(that_see(pool.rewards, "samples")),
             )
             self._submitter.submit(it, beside)
 

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from digen_core.config.run import RunConfig
-from digen_core.control.protocol import Fragment, FragmentScored
+from digen_core.control.protocol import Fragment, FragmentScored, Score
 from digen_core.data.prompts import Prompt
+from flows import evaluate
 from flows.runtime.group_scoring import GroupScoring
+from flows.runtime.scoring import Scoring
 from tasks.receipts import Ran, Receipt, Scored
 from tasks.workers import RealWorkers
 
@@ -144,3 +146,43 @@ def test_many_questions_about_a_group_are_not_soon_taken_for_a_task_that_hangs(i
         decoded(scoring, it, part, "rollout-0", 0.5)
     here, there = scoring._submitter.works
     assert (here.lasts, there.lasts) == (False, lasts)
+
+
+@pytest.mark.parametrize(
+    ("reward", "lasts"),
+    [
+        ({"type": "remote", "url": "http://127.0.0.1:1/score"}, True),
+        ({"type": "jpeg_compressibility"}, False),
+    ],
+    ids=["remote", "own"],
+)
+def test_a_server_that_is_asked_about_samples_is_not_soon_taken_for_a_task_that_hangs(
+    it, monkeypatch, reward, lasts
+):
+    """It may be away for as long as it is asked again; many samples take it long in evaluations."""
+    rewards = {"here": reward, "there": {**reward, "pool": "judges"}}
+    tree = {"rewards": rewards, "rollout": {"group_size": 4, "fragment_size": 2}}
+    config = RunConfig.model_validate(tree)
+    run = SimpleNamespace(config=config, shared_dir="run", workers=RealWorkers(config))
+    scoring = Scoring(run, Submitter())
+    it.segments, it.round.prompts = {A: [(range(4), "latents")]}, [PROMPT] * 2
+    scoring.begin(it, Score(A, "rollout-0"))
+    assert [work.lasts for work in scoring._submitter.works] == [lasts, lasts]
+    asked = []
+    monkeypatch.setattr(evaluate, "sends_deltas", lambda *of: False)
+    devices = {"rollout-0": SimpleNamespace(kind="h100")}
+    costs = SimpleNamespace(kinds={"h100": SimpleNamespace(fragment=lambda *of: 5.0)})
+    run.progress = SimpleNamespace(version=1, known_costs=costs, holder="rollout-0", state="state")
+    run.fleet = SimpleNamespace(known=devices, workers_of=lambda name: ("at",))
+    run.evaluation_prompts = [PROMPT]
+    tasks = SimpleNamespace(
+        submit=lambda body, label, where, **of: (
+            asked.append((body.name, of["expected"])) or SimpleNamespace(future="samples")
+        )
+    )
+    evaluation = evaluate._Evaluation(run, tasks)
+    (part,) = evaluation._parts
+    part.device, part.shown = "rollout-0", 0
+    evaluation._submit_part(part)
+    expected = (None, None) if lasts else (5.0, 0.0)
+    assert asked == [("publish", 0.0), ("evaluate", expected[0]), ("score", expected[1])]
