@@ -21,6 +21,7 @@ from flows.runtime.observers import warn
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence, dismiss
 from tasks.gang.forming import form_gang
+from tasks.gang.messages import GangBrokenError
 from tasks.measure import measure_alone
 
 POLL_SECONDS: Final = 0.5
@@ -93,9 +94,14 @@ class _Measuring:
         future = self._futures.get(device.name)
         if future is None:
             return self._begin(device, workers.get(device.name))
-        if future.done():
-            self.found[device] = future.result()
-            del self._addresses[device.name]  # it is not needed any more
+        if not future.done():
+            return True
+        if isinstance(error := future.exception(), GangBrokenError):
+            why = f"is a gang that cannot go on: {error}"
+            self._watch.broken(self._addresses[device.name], why)
+            return True
+        self.found[device] = future.result()
+        del self._addresses[device.name]  # it is not needed any more
         return True
 
     def _begin(self, device: Device, leader: Presence | None) -> bool:

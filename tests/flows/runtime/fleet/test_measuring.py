@@ -13,6 +13,7 @@ from flows.runtime.fleet import measuring, watch
 from flows.runtime.fleet.measuring import measure_devices
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence
+from tasks.gang.messages import GangBrokenError
 
 BOTH = frozenset({"rollout", "trainer"})
 DEVICES = [Device("a", BOTH), Device("b", BOTH)]
@@ -36,6 +37,8 @@ class Cluster:
         future = Future()
         if workers[0].endswith("alive"):
             future.set_result(MEASURED)
+        elif workers[0].endswith("broken"):
+            future.set_exception(GangBrokenError("member 1 is gone"))
         return future
 
 
@@ -64,6 +67,18 @@ def test_who_is_lost_while_it_is_measured_is_measured_again_when_it_is_back(meas
         "worker a (a 1) was lost, on which the model was being measured; it is measured again "
         "when it is back"
     ]
+
+
+def test_a_gang_that_breaks_while_it_is_measured_is_measured_again(measured, monkeypatch):
+    """Its leader may say so before the member is missed."""
+    measure, warned = measured
+    gone = []
+    monkeypatch.setattr(measuring, "dismiss", lambda client, address: gone.append(address))
+    cluster = Cluster(["a broken"] * 4 + ["a 2 alive"] * 3)
+    assert measure(cluster) == dict.fromkeys(DEVICES, MEASURED)
+    assert cluster.asked == ["a broken", "b alive", "a broken", "a 2 alive"]
+    assert gone == ["a broken"]
+    assert "is a gang that cannot go on: member 1 is gone, on which" in warned[0]
 
 
 def test_who_is_lost_whenever_it_is_measured_ends_the_run(measured):
