@@ -7,7 +7,6 @@ encoder is shown the source image, too; the denoising loop is ours.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
-from diffusers.models.transformers import transformer_qwenimage
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
     CONDITION_IMAGE_SIZE,
     calculate_dimensions,
@@ -33,6 +31,7 @@ from digen_core.config.model import ModelConfig
 from digen_core.errors import ConfigError, UserError
 from digen_core.inputs.reading import read_json_object
 from digen_core.inputs.reading import shown as quoted
+from digen_core.models.passes.qwen import compute_so
 from digen_core.models.pipeline.latents import with_latent_statistics, without_latent_statistics
 from digen_core.models.pipeline.policy import PipelinePolicy
 from digen_core.models.policy import Condition
@@ -59,14 +58,6 @@ def _names(number: int) -> str:
     """Return what QwenImageEditPlusPipeline puts before a prompt with so many pictures."""
     picture = PICTURE.join(AROUND)
     return "".join(f"Picture {place}: {picture}" for place in range(1, number + 1))
-
-
-def _read(text: Tensor, mask: Tensor | None) -> tuple[int, None, Tensor | None]:
-    """Return how many tokens texts [B, L, D] have with padding, nothing, and their mask, as bools.
-
-    diffusers' own finds the length of each, too: nobody reads it, and the device waits for that.
-    """
-    return text.shape[1], None, None if mask is None else mask.bool()
 
 
 class QwenImagePolicy(PipelinePolicy):
@@ -108,6 +99,7 @@ class QwenImagePolicy(PipelinePolicy):
         self._is_plus = isinstance(pipeline, QwenImageEditPlusPipeline)
         self.reads_sources = self._is_edit or self._is_plus
         super().__init__(pipeline, config, device)
+        compute_so(self.transformer)
         if pipeline.tokenizer is not None:
             # What stands before the prompt and its pictures is dropped again: with Qwen2.5-VL's
             # tokenizer 34 tokens, of editors 64, numbers that diffusers writes down but does not
@@ -278,15 +270,13 @@ class QwenImagePolicy(PipelinePolicy):
     def predict(self, x: Tensor, sigma: Tensor, condition: Condition) -> Tensor:
         """Return the velocities [B, tokens, channels]."""
         shown, grid = self.with_source(x, condition), (1, self._rows, self._columns)
-        with patch.object(transformer_qwenimage, "compute_text_seq_len_from_mask", _read):
-            velocity: Tensor = self.transformer(
-                hidden_states=shown,
-                timestep=sigma,
-                encoder_hidden_states=condition["prompt_embeds"].to(self.dtype),
-                encoder_hidden_states_mask=condition.get("mask"),
-                img_shapes=[[grid] * (shown.shape[1] // x.shape[1])] * len(x),
-                return_dict=False,
-            )[0]
+        velocity: Tensor = self.transformer(
+            shown,
+            sigma,
+            condition["prompt_embeds"].to(self.dtype),
+            condition.get("mask"),
+            [grid] * (shown.shape[1] // x.shape[1]),
+        )
         return velocity[:, : x.shape[1]]
 
     def guide(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:

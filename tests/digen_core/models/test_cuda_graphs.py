@@ -23,6 +23,7 @@ from digen_core.models.pipeline.cuda_graphs import GraphedTransformer, Graphs, r
 from digen_core.models.trainable import set_weights
 from digen_core.models.versions import versions_of
 from support.captures import computed_again, taped
+from support.edits import write_edit_2511
 from support.families import DISTILLED, FAMILIES, MODELS, OF_KIND, family_of, load_tiny, sliced
 from support.tiny_policies import moved_weights
 
@@ -258,8 +259,16 @@ class OnTheHost(TorchDispatchMode):
 
 @pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED]))
 def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
-    """The second one: the first puts tables where the device is."""
-    policy = prepared(tiny_families[model], model, graphs=False)
+    assert asked_of_the_host(prepared(tiny_families[model], model, graphs=False)) == []
+
+
+def test_a_pass_that_shows_sources_without_noise_can_be_captured(tmp_path):
+    folder = write_edit_2511(tmp_path / "2511")
+    assert asked_of_the_host(prepared(folder, "qwen_image-edit-plus", graphs=False)) == []
+
+
+def asked_of_the_host(policy) -> list[str]:
+    """What the second pass of a policy does there: the first puts tables where the device is."""
     condition = policy.blank_condition(2)
     for own in policy.transformers:
         own.to("meta")
@@ -282,7 +291,7 @@ def test_a_pass_of_every_model_can_be_captured(tiny_families, model):
         for _ in range(2):
             policy.velocity(x, torch.empty(2, device="meta"), meta)
     assert len(looks) == 2
-    assert looks[1].found == []
+    return looks[1].found
 
 
 def test_what_makes_a_device_wait_is_seen():
