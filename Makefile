@@ -95,7 +95,7 @@ test-families: setup ## the weights of every model family, image and video, and 
 
 test-nightly: setup ## proofs by many real processes or at real sizes, and more random orders; up to 40 minutes
 	$(PYTEST) -m "nightly and not layouts and not algorithms and not families and not operation" --dist load $(ARGS)
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(DAILY)" $(addprefix tests/digen_core/,$(RANDOM_ORDERS))
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "$(PUSHED)" $(addprefix tests/digen_core/,$(RANDOM_ORDERS))
 
 test-operation: setup ## servers that go away, killed runs, browsers, whole sessions, pages followed, stories of failures; up to an hour
 	$(PYTEST) -m operation --dist load $(ARGS)

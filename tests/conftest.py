@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are chosen by after this
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mix what waits with what computes, or keep a slice: cases that hash lowest with its seed.
 
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("nightly") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS))
+    _leave_to_ci(items)
     if not (slice_ := config.getoption("--slice")):
         _mix(items)
         return
@@ -67,6 +69,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in left if item not in some]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _leave_to_ci(items: list[pytest.Item]) -> None:
+    """Mark as ``ci`` all cases of a test that is marked ``ci_but_one``, but for its first one.
+
+    The first is that which ``make test`` has: those that other suites have do not count.
+    """
+    others = set().union(*SLICED)
+    begun: set[str] = set()
+    for item in items:
+        if not item.get_closest_marker("ci_but_one") or any(map(item.get_closest_marker, others)):
+            continue
+        name = item.nodeid.partition("[")[0]
+        if name in begun:
+            item.add_marker(pytest.mark.ci)
+        begun.add(name)
 
 
 def _mix(items: list[pytest.Item]) -> None:

@@ -77,6 +77,7 @@ def test_what_a_soak_cannot_do(capsys, options, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_soak_needs_a_server_of_its_own():
     url = "http://127.0.0.1:1/api"
     done = subprocess.run(

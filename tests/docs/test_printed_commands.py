@@ -41,6 +41,7 @@ def type_all(reader: Reader, commands: list[Printed]) -> None:
             raise
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_commands_of_a_page_work(page, reader):
     found = read_page(page.read_text())

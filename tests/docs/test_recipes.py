@@ -100,6 +100,7 @@ def test_a_recipe_says_where_it_is_from(recipe):
         assert word in comment
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("recipe", one_of_each_family())
 def test_a_recipe_trains_a_tiny_model_of_its_family(recipe, tiny_model_of):
     published = load_config(FILES[recipe])
@@ -131,6 +132,7 @@ def model_of(config: RunConfig) -> dict:
     return config.model.model_dump(exclude=left_out)
 
 
+@pytest.mark.ci_but_one
 def test_every_target_of_a_recipe_is_a_module(recipe, tiny_model_of):
     config = load_config(FILES[recipe])
     if config.train.lora is None:

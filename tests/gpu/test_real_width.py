@@ -106,6 +106,7 @@ def gradients(policy: PipelinePolicy) -> torch.Tensor:
     return torch.cat([one.flatten() for one in found])
 
 
+@pytest.mark.ci_but_one
 def test_a_trainer_recomputes_what_was_generated(place):
     """Without gradients, and with those that checkpointing computes again."""
     policy = place.build(place.config(train={"gradient_checkpointing": True}))
@@ -271,6 +272,7 @@ def test_graphs_compute_what_the_pass_does(place, tables, captures):
         compare(count=count, seed=9)
 
 
+@pytest.mark.ci_but_one
 def test_kernels_of_attention_agree(place):
     """All that this device has, and their gradients; which those are is known for torch's own."""
     kernels = {*FAMILY_ROWS[place.family].attention}

@@ -288,6 +288,7 @@ def check(job: str, case: Case, run_layout) -> None:
                 check_stale_pairs(metrics, rows, record)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("job", "case"), marked(OFTEN, (1, 2), "ci"), ids=str)
 def test_weights_of_an_algorithm_equal_the_serial_reference(job, case, run_layout):
     check(job, case, run_layout)

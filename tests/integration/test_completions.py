@@ -124,6 +124,7 @@ def test_a_dropped_future_frees_the_result_on_the_worker(lean, dask_cluster):
     run(lean, body)
 
 
+@pytest.mark.ci
 def test_a_killed_worker_gives_a_completion_and_can_be_marked():
     def body():
         with Completions() as done:

@@ -61,6 +61,7 @@ def run(tree, changes):
     return report, watch
 
 
+@pytest.mark.ci
 def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_backend):
     changes = {
         "num_iterations": 3,
@@ -90,6 +91,7 @@ def test_tasks_show_under_their_own_iteration(tree, cluster_address, prefect_bac
         assert before.started < after.started
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "limit",
     [

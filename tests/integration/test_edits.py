@@ -82,6 +82,7 @@ def kontext(tiny_families) -> str:
     return tiny_families[KONTEXT]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
@@ -111,6 +112,7 @@ def test_weights_equal_the_serial_reference_with_images_in_several_sizes(
     assert all(found["train/replay_error"] < tolerance for found in metrics)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",

@@ -107,6 +107,7 @@ class Driver:
         return np.stack([segment.latents for segment in segments]), logprobs, num_pauses
 
 
+@pytest.mark.ci
 def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
     def body(run):
         whole, logprobs, num_pauses = Driver(run).generate()
@@ -255,6 +256,7 @@ def test_where_one_sample_does_not_fit_the_run_ends_with_what_to_change(in_a_run
         in_a_run(body)
 
 
+@pytest.mark.ci
 def test_where_one_pair_does_not_fit_the_run_ends_with_what_to_change(in_a_run):
     from digen_core.errors import UserError
 
@@ -292,6 +294,7 @@ def test_a_pack_that_is_trained_again_counts_once_whatever_the_memory(in_a_run):
     assert in_a_run(body) == 4
 
 
+@pytest.mark.ci
 def test_nothing_is_heard_of_a_reduction_of_which_a_device_was_lost(in_a_run):
     """Whether it ends before or after the one that is made in its place."""
 

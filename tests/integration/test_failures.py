@@ -99,6 +99,7 @@ def test_what_one_host_of_a_gang_finds_wrong_is_said_and_the_gang_is_not_lost(
     assert not watch.warnings
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("reward", "where"),
     [

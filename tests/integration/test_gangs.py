@@ -65,6 +65,7 @@ def address(prefect_backend):
         yield address
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", marked(CASES, (1,), "layouts"), ids=str)
 def test_gangs_give_the_weights_of_the_serial_loop(case, tree, address, monkeypatch):
     run = run_case(case, tree, address, monkeypatch)

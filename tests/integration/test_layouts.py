@@ -142,6 +142,7 @@ def pid_of(client, name: str) -> int:
 TOGETHER = {"rollout.batch_size": 8}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("case", "kind", "changes"),
     marked(

@@ -168,6 +168,7 @@ def test_a_run_whose_groups_are_all_dropped_learns_nothing_and_says_so(
     assert warning.endswith(f"digen replay {run_dir} 1 --nonfinite does it again")
 
 
+@pytest.mark.ci
 def test_a_run_that_has_lost_too_many_updates_ends(
     broken_model, tree, cluster_address, prefect_backend
 ):

@@ -364,6 +364,7 @@ def test_an_editor_is_given_images(tiny_families, tmp_path, model_name, stock_pr
     assert np.abs(pixels_of(found[0]).astype(int) - pixels_of(found[1])).max() > 1
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("model_name", "num_images"),
     [

@@ -39,6 +39,7 @@ CASES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if "rate" in case else OPERATION) for case in CASES]
 )

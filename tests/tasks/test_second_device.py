@@ -110,6 +110,7 @@ def test_a_mix_is_an_error():
             there + torch.ones(3)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", sliced((*MODELS, *SHOWN), often=["sd3"]))
 def test_every_model_trains_there(model, config_of, tmp_path):
     check(config_of, tmp_path, model, 1e-6)

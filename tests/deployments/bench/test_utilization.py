@@ -78,6 +78,7 @@ def settings_in(folder: Path) -> dict:
     return json.loads((folder / "transformer/config.json").read_text())
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", sliced(MODELS))
 def test_what_is_timed_is_what_is_counted(tiny_families, family, tmp_path):
     config = config_of(family, **TRAINED[family_of(family)])
@@ -120,6 +121,7 @@ def condition_of(count, condition):
     return {name: value.expand(count, *value.shape[1:]) for name, value in condition.items()}
 
 
+@pytest.mark.ci_but_one
 def test_a_model_of_random_weights_is_like_a_loaded_one(tiny_families, family):
     """With the same weights it has the same velocity: all but the weights is as loaded."""
     config = config_of(family, "bfloat16").model

@@ -258,6 +258,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 # of four, after which it is evaluated and exported
 @pytest.mark.parametrize("num_done", [3, pytest.param(4, marks=pytest.mark.ci)])

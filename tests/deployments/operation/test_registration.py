@@ -60,6 +60,7 @@ async def states(*runs):
         return [(await client.read_flow_run(run)).state.type.value for run in runs]
 
 
+@pytest.mark.ci
 def test_the_queue_takes_one_run_at_a_time(api):
     async def limit():
         async with get_client() as client:

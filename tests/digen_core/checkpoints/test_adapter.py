@@ -379,6 +379,7 @@ def velocity(policy, transformer, condition):
     return policy.velocity(x, torch.tensor([0.3, 0.8]), condition)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "model"), READ_BY_DIFFUSERS)
 def test_diffusers_reads_it_as_the_same_adapter(target, model, tiny_families, tmp_path):

@@ -89,6 +89,7 @@ def saved_by_diffusers(transformer, weights, folder, **settings):
     return folder
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("family", "size", "dtype"),
     [

@@ -109,6 +109,7 @@ class Adapted(RandomCluster):
         return made
 
 
+@pytest.mark.ci
 def test_no_more_groups_are_stale_than_their_iteration_lets():
     seen, oldest = 0, [0, 0]
     for seed in range(60):

@@ -48,6 +48,7 @@ class Both:
         return instructions
 
 
+@pytest.mark.ci
 @settings(max_examples=settings.default.max_examples)
 @given(
     schedules(),

@@ -71,6 +71,7 @@ def lines_per_event(layout: str, devices: int, queue_depth: int = 2, **costs) ->
     return controller.num_lines / controller.num_events
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_event_costs_about_as_much_with_four_times_as_many_devices(layout):
     assert lines_per_event(layout, 20) < 1.3 * lines_per_event(layout, 5)

@@ -133,6 +133,7 @@ def stories(draw, num_trainers, losses, several_updates=False):
     }
 
 
+@pytest.mark.ci
 @settings(max_examples=EXAMPLES * 2)
 @given(stories(num_trainers=st.integers(1, 3), losses=st.integers(1, 4)))
 def test_lost_devices_lose_nothing(story):
@@ -147,6 +148,7 @@ def test_several_updates_lose_nothing_in_300_orders(story):
     assert run(**story).workload.num_updates > 1
 
 
+@pytest.mark.ci
 @settings(max_examples=EXAMPLES * 2)
 @given(stories(num_trainers=st.integers(2, 4), losses=st.integers(0, 2)))
 def test_devices_leave_and_nothing_is_done_again(story):
@@ -154,6 +156,7 @@ def test_devices_leave_and_nothing_is_done_again(story):
     run(**story, leaves=5)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["first", "second", "rollout"])
 def test_who_is_asked_to_leave_has_left_two_iterations_later(layout, name):
@@ -229,6 +232,7 @@ def test_who_is_to_leave_works_on_when_nobody_else_has_its_role_any_more():
     assert it.leaving == []
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_holder_of_the_state_is_lost(layout):
     """The standby follows it, at whatever moment, and the next one follows that."""

@@ -1,6 +1,7 @@
 """A controller that is built from a snapshot decides as the one that it was taken of."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from pydantic import TypeAdapter
 
@@ -45,6 +46,7 @@ class Replaced:
         return f"{self.one!r} beside {self.other!r}"
 
 
+@pytest.mark.ci
 @given(
     schedules(),
     workloads(),

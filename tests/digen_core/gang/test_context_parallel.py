@@ -8,6 +8,7 @@ from support.dealt_tokens import exchanged, sequence
 from support.gang_processes import run_gang
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("size", "number"), [(2, 6), (2, 5), (4, 5)])
 def test_tokens_are_exchanged_for_heads_and_back(tmp_path, size, number):
     """Of five tokens two members have three places each, four members two: zeros fill them."""

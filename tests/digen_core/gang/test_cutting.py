@@ -77,6 +77,7 @@ class Watched:
         return self.opened.get_tensor(name)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stage_is_its_part_of_the_whole_and_reads_no_more(

@@ -111,6 +111,7 @@ def compare(size: int, folder, folders: dict[str, str], cases: list[Case], devic
         assert found.expected.num_pairs == case.packs * case.num_rows
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.families)])
 def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, device):
@@ -216,6 +217,7 @@ def test_compiled_blocks_of_a_gang_round_in_a_replay_as_in_samples(tiny_families
     assert all(errors in ({}, {"rollout-0": 0.0}) for errors in found)  # a share has no such pair
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "families",
     [("flux", "wan", "hunyuan_video"), pytest.param(DEALING, marks=pytest.mark.families)],
@@ -251,6 +253,7 @@ def test_members_sample_what_one_device_samples(tiny_families, tmp_path, familie
             torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("device", DEVICES)
 def test_sharded_weights_are_those_of_each_version(tiny_families, tmp_path, device):
     require_gpus(device, 2)

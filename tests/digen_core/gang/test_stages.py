@@ -175,6 +175,7 @@ def test_stages_of_compiled_blocks(tiny_families, tmp_path):
     compare(2, tmp_path, tiny_families, [case])
 
 
+@pytest.mark.ci
 def test_stages_compute_at_the_same_time(tiny_families, tmp_path):
     """A block takes a while, there and back: of 2 stages with 8 portions each waits for 1 in 9.
 
@@ -233,6 +234,7 @@ def test_stages_sample_what_the_whole_samples(tiny_families, tmp_path, models):
             torch.testing.assert_close(member.logprobs, logprobs, rtol=0, atol=bound)
 
 
+@pytest.mark.ci
 def test_stages_have_the_weights_of_each_version(tiny_families, tmp_path):
     cases = [
         Case("flux", stages=2),

@@ -16,6 +16,7 @@ from support.families import load_tiny
 CHOOSING = tuple(name for name, family in FAMILIES.items() if len(family.attention) > 1)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", CHOOSING)
 @pytest.mark.parametrize("kernel", ["native", "math"])
 def test_the_kernel_is_used_and_gives_the_same_velocities(

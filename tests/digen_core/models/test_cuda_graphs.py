@@ -76,6 +76,7 @@ def noise_condition(policy, count, seed=0):
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", sliced([*MODELS, DISTILLED], often=["wan"]))
 def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
     """Of other noise, levels, texts, weights, adapters and batches, to the last bit."""
@@ -110,6 +111,7 @@ def test_velocities_are_those_of_the_pass(tiny_families, captured, model):
     assert len(captured) == start + 3
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("precision", ["model", "float8"])
 def test_all_weights_are_read_as_they_are(tiny_families, captured, precision):
     """Also those that rollouts have in float8, which are rounded anew after a push."""

@@ -113,6 +113,7 @@ def stock_call(editors, policy, name):
     return call
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -135,6 +136,7 @@ def test_noiseless_edits_are_the_stock_pipelines(editors, name, changes):
 SHOWN_SEVERAL = ["klein", "dev", QWEN[1], "2.1"]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("name", SHOWN_SEVERAL)
 def test_edits_of_several_images_are_the_stock_pipelines(editors, name):
     """Prompts with one, three and two of them in one batch of an evaluation."""

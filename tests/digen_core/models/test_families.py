@@ -65,6 +65,7 @@ def some_batch(policy, count: int = 3, prompt: str = PROMPTS[0]) -> tuple:
 # --- samples and schedules --------------------------------------------------------------------
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -130,6 +131,7 @@ def test_z_images_schedule_may_shift_by_the_images_size(tiny_families, tmp_path)
     assert not torch.equal(policy.sigmas(5), policy.at_size((96, 96, 1)).sigmas(5))
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("num_steps", [2, 7])
 def test_sigmas_are_those_the_stock_pipeline_uses(tiny_families, policies, family, num_steps):
     pipeline, policy = stock(tiny_families[family]), policies[family]
@@ -225,6 +227,7 @@ def test_a_scheduler_that_is_not_asked_so_is_refused(tiny_families, name, schedu
 # --- guidance ---------------------------------------------------------------------------------
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("name", GUIDED)
 def test_each_prompt_may_have_its_own_negative(tiny_families, policies, name):
     texts, negatives = ["a red circle"] * 3, ["an ugly one", None, ""]
@@ -237,6 +240,7 @@ def test_each_prompt_may_have_its_own_negative(tiny_families, policies, name):
             torch.testing.assert_close(found[key][row : row + 1], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("name", GUIDED)
 def test_guidance_moves_away_from_the_negative_prompt(tiny_families, policies, name):
     x, sigma, condition = some_batch(policies[name])
@@ -285,6 +289,7 @@ def test_qwens_guidance_by_hand(policies):
     torch.testing.assert_close(policies["qwen_image"].guide(positive, negative, 3.0), expected)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("scale", [3.0, 1.0, 0.0])
 def test_without_guidance_there_is_no_second_pass_and_no_negative_embedding(
     tiny_families, family, scale
@@ -358,6 +363,7 @@ def test_what_is_masked_does_not_matter(policies, name):
 # --- parts, dtypes, sizes ---------------------------------------------------------------------
 
 
+@pytest.mark.ci_but_one
 def test_a_trainer_needs_no_weights_but_the_transformers(tiny_families, policies, family, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_families[family], folder)
@@ -375,6 +381,7 @@ def test_a_trainer_needs_no_weights_but_the_transformers(tiny_families, policies
     assert all(weight.is_meta for weight in trainer.pipeline.vae.state_dict().values())
 
 
+@pytest.mark.ci_but_one
 def test_in_half_precision_velocities_are_float32_and_close(tiny_families, policies, family):
     half = load_tiny(tiny_families[family], family, "bfloat16")
     x, sigma, condition = some_batch(half)
@@ -397,6 +404,7 @@ def test_wan_keeps_in_float32_what_the_stock_pipeline_keeps(tiny_families):
     assert dtypes["blocks.0.attn1.to_q.weight"] == torch.bfloat16
 
 
+@pytest.mark.ci_but_one
 def test_pixels_that_are_no_numbers_stay_none(policies, family, monkeypatch):
     policy = policies[family]
     x, _, _ = some_batch(policy)
@@ -512,6 +520,7 @@ def test_an_image_larger_than_z_images_positions_is_refused(tiny_families):
     assert policy.velocity(x, sigma, condition).isfinite().all()
 
 
+@pytest.mark.ci_but_one
 def test_tokens_are_counted_as_the_pipeline_cuts_them(tiny_families, family):
     """A prompt is whole where as many tokens are allowed as it takes, and not with one less."""
     prompt = "a red circle left of a  blue square"

@@ -141,6 +141,7 @@ REPLAYS = [
 ]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("family", "dtype", "transition"), REPLAYS)
 def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtype, transition):
     policy = trained_policy(tiny_families[family], family, dtype)
@@ -148,6 +149,7 @@ def test_replay_in_the_batch_of_the_rollout_is_exact(tiny_families, family, dtyp
         assert result.metrics.max_log_ratio == 0
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("family", "pack_size"),
     [
@@ -177,6 +179,7 @@ PAIRS = [
 """All with all, of which each change tries all algorithms on one family, and one on all."""
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("family", "algorithm"), PAIRS)
 def test_every_algorithm_trains_every_family(tiny_families, family, algorithm):
     """Replay is exact, and packs of any size add up to one gradient."""
@@ -237,6 +240,7 @@ def test_a_target_that_is_no_layer_elsewhere_is_refused_and_in_full_it_is_taken(
     assert {name.partition(".lora_")[0] for name in trainable_parameters(policy)} == {layer}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("family", "lora"),
     [*sliced(MODELS, LORA), *sliced(MODELS, None)],
@@ -288,6 +292,7 @@ def test_adapters_of_a_half_precision_model_compute_as_its_layers_do(tiny_famili
     assert set(seen) == {(kind,) * 4 for kind in kinds}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", sliced(MODELS))
 def test_adapters_in_half_precision_are_as_near_as_the_model(tiny_families, family, dtype):

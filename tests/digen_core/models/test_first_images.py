@@ -47,6 +47,7 @@ def noise_of(policy, index):
     return initial_latent(policy, seed=11, group=(0, index), **samples)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("changes", [{}, {"guidance_scale": 1.0}], ids=["guided", "unguided"])
 @pytest.mark.parametrize("name", KINDS)
 def test_noiseless_videos_are_the_stock_pipelines(tiny_families, name, changes):

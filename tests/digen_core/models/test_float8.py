@@ -183,6 +183,7 @@ def gradients(policy) -> list[torch.Tensor]:
     return list(torch.autograd.grad(velocity(policy).square().sum(), own, materialize_grads=True))
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("name", "lora"), [*sliced(MODELS, True), ("flux", False)])
 def test_samples_alone_are_in_float8(tiny_families, name, lora):
     """What a model computes else, its gradients and the names of its weights are as without."""

@@ -66,6 +66,7 @@ def batch(policy, count: int = 3):
 # --- against the stock pipeline ---------------------------------------------------------------
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("size", [(32, 32), (16, 24)], ids=["square", "wide"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_noiseless_sampling_is_the_stock_pipelines(variants, variant, size):
@@ -95,6 +96,7 @@ def test_noiseless_sampling_is_the_stock_pipelines(variants, variant, size):
     torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("num_steps", [1, 4, 28])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sigmas_are_those_the_stock_pipeline_uses(variants, variant, num_steps):

@@ -57,6 +57,7 @@ def test_a_scheduler_with_flow_sigmas_spreads_them_itself(variants):
     assert torch.equal(policy.sigmas(5), pipeline.scheduler.sigmas)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("scale", [3.0, 1.0])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_noiseless_sampling_is_the_stock_pipelines(variants, name, scale):

@@ -55,6 +55,7 @@ def test_each_row_has_the_scale_of_its_noise_level(tiny_families, name):
     assert (found - guided.velocity(*batch(guided)))[0].abs().max() > 1e-3
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("name", GUIDED)
 def test_rows_without_guidance_have_no_second_half(tiny_families, name):
     policy = load_tiny(tiny_families[name], name, guidance_scale=0.0, guidance_schedule=INTERVAL)
@@ -136,6 +137,7 @@ def test_an_interval_is_what_the_stock_pipeline_does_whose_guidance_ends(tiny_fa
     assert (made - pipeline(**settings).images).abs().max() > 1e-3
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("sampled", "trained"), [(0.0, 4.0), (4.0, 0.0)], ids=str)
 @pytest.mark.parametrize("name", sliced((*GUIDED, *EMBEDDED, "wan-a14b")))
 def test_training_has_a_scale_of_its_own(tiny_families, name, sampled, trained):
@@ -209,6 +211,7 @@ def test_a_guided_velocity_by_hand(tiny_families):
     assert policy.guide(2 * one, one, policy.in_training().guidance_scale).tolist() == [[4.0] * 4]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("sampled", "trained"), [(1.0, 3.0), (3.0, 1.0)], ids=str)
 def test_sizes_count_each_guidance_where_it_is(tiny_families, sampled, trained):
     """A guided velocity takes what two do: of steps, of pairs, or of neither."""

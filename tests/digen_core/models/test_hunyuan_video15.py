@@ -85,6 +85,7 @@ def test_prompts_without_such_words_have_no_token_of_them(policy):
     assert both["glyph_prompt_embeds"].shape[1] == both["glyph_mask"].shape[1] == 14
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("prompts", [[PLAIN], [ONE], [PLAIN, ONE, TWO]])
 @pytest.mark.parametrize("with_padding", [False, True])
 def test_the_velocity_is_that_of_diffusers_transformer(folder, prompts, with_padding):
@@ -164,6 +165,7 @@ def first(tiny_families):
     return load_tiny(tiny_families[I2V], I2V, **SIZE)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("changes", [{}, {"guidance_scale": 1.0}], ids=["guided", "unguided"])
 @pytest.mark.parametrize("name", [I2V, DISTILLED])
 def test_noiseless_videos_begin_as_the_stock_pipelines(tiny_families, name, changes, monkeypatch):

@@ -50,6 +50,7 @@ def made_by(policy, prompts, **settings):
     return sample_images(policy, prompts, range(len(prompts)), **settings)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("changes", [{}, {"guidance_scale": 1.0}], ids=["guided", "unguided"])
 @pytest.mark.parametrize("frames", [5, 9])
 @pytest.mark.parametrize("name", MODELS)

@@ -28,6 +28,7 @@ def noise(policy, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(COUNT, *policy.latent_shape, generator=generator, dtype=dtype)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("model", MODELS)
 def test_they_are_the_same_numbers_where_the_vae_has_them(model, tiny_families):
     policy = load_tiny(tiny_families[model], model)

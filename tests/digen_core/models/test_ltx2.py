@@ -331,6 +331,7 @@ def test_only_long_texts_families_take_them():
         ModelConfig(family="wan", path="a/b", max_sequence_length=513)
 
 
+@pytest.mark.ci_but_one
 def test_samples_of_the_distilled_models_are_the_stock_pipelines(folder, tmp_path):
     """Whose scheduler shifts nothing, and whose noise levels are an argument of the call."""
     shutil.copytree(folder, tmp_path / "model")

@@ -108,6 +108,7 @@ def test_the_transformer_makes_room_once_for_prompts_of_several_sizes(tiny_famil
     assert aside == ["goes", "comes"] * 2
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_are_where_they_are_needed(tiny_families, family, monkeypatch):
     """The device is another one only in name here: what is moved there is noted."""
@@ -132,6 +133,7 @@ def test_parts_are_where_they_are_needed(tiny_families, family, monkeypatch):
     assert moved == [[type(policy.pipeline.vae).__name__]]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_waits_is_loaded_to_the_host(tiny_families, family, monkeypatch):
     from digen_core.models.pipeline import policy as loader
@@ -146,6 +148,7 @@ def test_what_waits_is_loaded_to_the_host(tiny_families, family, monkeypatch):
     assert places(policy.pipeline.text_encoder) == {"meta"}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slices_have_the_same_pixels(tiny_families, family):
     whole, sliced = (

@@ -23,6 +23,7 @@ MAX_BYTES = 5_000_000
 LARGER = {"hunyuan_video15": 25_000_000}  # a layer of 2048 x 2048 in any size
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("model", [*MODELS, *EDITORS, KONTEXT, DISTILLED])
 def test_make_tiny_writes_a_model_that_the_family_loads(model, tmp_path, capsys):
     folder, family, kind = tmp_path / "new" / model, family_of(model), kind_of(model)
@@ -62,6 +63,7 @@ def test_kinds_are_those_of_the_family(tmp_path, capsys):
     assert "--kind is ti2v; of sd3 use none" in capsys.readouterr().err
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", sliced(FAMILIES))
 def test_a_medium_model_is_one_that_the_family_runs(family, tmp_path):
     assert run(["make-tiny", family, str(tmp_path / family), "--size", "medium"]) == 0
@@ -77,6 +79,7 @@ def test_a_medium_model_is_one_that_the_family_runs(family, tmp_path):
     assert images.isfinite().all()
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_seed_decides_the_weights_and_the_global_state_is_left_alone(family):
     state = torch.get_rng_state()

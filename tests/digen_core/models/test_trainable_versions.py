@@ -89,6 +89,7 @@ def assert_equal(left, right):
 # --- each version as if it were the only one --------------------------------------------------
 
 
+@pytest.mark.ci_but_one
 @DTYPES
 @KINDS
 def test_velocities_are_those_of_a_policy_that_held_one_version_only(tiny_flux, lora, dtype):
@@ -109,6 +110,7 @@ def test_velocities_are_those_of_a_policy_that_held_one_version_only(tiny_flux, 
         assert torch.equal(velocity_of(policy), expected[version])
 
 
+@pytest.mark.ci_but_one
 @DTYPES
 @KINDS
 def test_gradients_are_those_of_a_policy_that_held_one_version_only(

@@ -161,6 +161,7 @@ TRAINED += [
 ]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("family", "lora", "checkpointing", "edits"), TRAINED)
 def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpointing, edits):
     train = {"lora": lora, "gradient_checkpointing": checkpointing}
@@ -200,6 +201,7 @@ def test_peaks_are_those_of_a_real_model(tiny_families, family, lora, checkpoint
 LOW = {"rollout": {"precision": "float8"}, "algorithm": {"correction": "recompute"}}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(("family", "lora"), [("flux", LORA), ("wan", None)])
 def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
     tiny_families, family, lora, monkeypatch
@@ -240,6 +242,7 @@ def test_rollouts_in_float8_take_a_byte_more_of_each_weight(
     assert held == found.low_precision
 
 
+@pytest.mark.ci
 def test_candidates_in_float8_take_what_such_samples_do(tiny_families):
     """A step of either kind has to fit; in float8 it takes more, beside the rounded weights."""
     folder = Path(tiny_families["flux"])
@@ -270,6 +273,7 @@ def test_cuda_graphs_keep_a_step_on_devices_that_generate(tiny_families):
     assert graphed.both(2, 64) == pytest.approx(trains + step, abs=1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
 def test_of_equal_blocks_a_few_are_counted(tiny_families, tmp_path, family, train, monkeypatch):
     peak, calls = FakeModules.peak, []
@@ -318,6 +322,7 @@ def test_of_two_experts_both_are_held_and_one_may_be_trained(tiny_families):
     assert whole["both"].versions == 2 * whole["low"].versions == 2 * whole["high"].versions
 
 
+@pytest.mark.ci_but_one
 def test_the_vae_and_text_encoders_are_those_of_the_folder(tiny_families, family):
     folder = Path(tiny_families[family])
     found = held(config_of(family), folder)
@@ -345,6 +350,7 @@ def test_less_is_needed_where_the_config_says_so(tiny_families):
     assert plain.state == memory(computes=False, train={"ema_decay": 0.0}).state * 4 / 3
 
 
+@pytest.mark.ci
 def test_of_several_sizes_the_largest_counts(tiny_families):
     """Samples are trained at the sizes of the config alone, evaluations are at its own."""
     folder = Path(tiny_families["flux"])
@@ -361,6 +367,7 @@ def test_of_several_sizes_the_largest_counts(tiny_families):
     assert small.pack(6) < 0.5 * large.pack(6)
 
 
+@pytest.mark.ci
 def test_of_what_is_not_decoded_only_pictures_count(tiny_families):
     folder, of_latents = Path(tiny_families["flux"]), {"m:f": {"takes": "latents"}}
     large = {"rollout": {"group_size": 64, "fragment_size": 64}}
@@ -386,6 +393,7 @@ def test_what_is_held_is_counted_without_computing(tiny_families):
     assert nothing(6) == 0
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("kernel", FAMILY_ROWS["flux"].attention)
 def test_any_kernel_of_attention_counts_as_a_fused_one(tiny_families, kernel):
     folder = Path(tiny_families["flux"])

@@ -50,6 +50,7 @@ def choices(own: Job):
             yield Choice("elastic", split, helpers, assistants)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("switch", [pytest.param(0.0, marks=pytest.mark.nightly), 1.0])
 def test_the_plan_is_the_best_of_all_choices(switch):
     own = job(switch_to_rollout=switch, switch_to_trainer=switch)
@@ -77,6 +78,7 @@ def test_batches_count_in_the_ranking():
 NIGHTLY = ("A2", "B", "B2", "C", "E", "G", "H")  # each change plans for three of them
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     "path",
     [
@@ -261,6 +263,7 @@ def test_two_sites_generate_and_one_trains():
     assert len({own.site for own in devices if "trainer" in own.roles}) == 1
 
 
+@pytest.mark.ci
 def test_a_link_that_is_too_slow_leaves_a_site_out():
     own = two_sites("B", 50e9)  # all weights of an image model
     alone = replace(own, fleet=own.fleet[:8])

@@ -102,6 +102,7 @@ def config_of(family: str, *, train=None, model=None, algorithm=None, rollout=No
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("family", "train"), TRAINED_ON_MORE_BLOCKS, ids=str)
 def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_path, monkeypatch):
     folder = with_more_blocks(Path(tiny_families[family]), tmp_path, family, 5)
@@ -119,6 +120,7 @@ def test_of_equal_blocks_a_few_are_counted(family, train, tiny_families, tmp_pat
     assert num_passes > len(calls) - num_passes == 3, "none was left out"
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", sliced(MODELS))
 def test_a_size_costs_its_share_of_the_arithmetic(family, tiny_families):
     """Of four sizes three are counted; the fourth is on the polynomial of degree 2 through them."""
@@ -187,6 +189,7 @@ def test_a_typical_iteration_takes_what_iterations_of_all_sizes_take_in_the_mean
         assert max(found) < 1.2 * max(every)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("side", [32, 64, 128])
 def test_samples_of_several_sizes_cross_links_as_those_of_the_mean_size(tiny_families, side):
     """Whatever size evaluations have: 32 x 32 and 64 x 64 pixels are 2.5 times the smaller one."""
@@ -255,6 +258,7 @@ def test_the_published_settings_give_the_published_parameters():
         assert all(parameter.is_meta for parameter in policy.transformer.parameters())
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", [*MODELS, *EDITORS])
 def test_blank_conditions_are_like_real_ones(tiny_families, family):
     config = config_of(family).model
@@ -268,6 +272,7 @@ def test_blank_conditions_are_like_real_ones(tiny_families, family):
         assert (like[name].shape, like[name].dtype) == (value.shape, value.dtype), name
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", sliced((*MODELS, *EDITORS)))
 def test_sizes_are_those_of_a_real_model(tiny_families, family):
     """Arithmetic and bytes are counted again with numbers, on the CPU."""
@@ -296,6 +301,7 @@ def test_sizes_are_those_of_a_real_model(tiny_families, family):
     assert found.embedding_bytes == sum(value.nbytes for value in to_arrays(condition).values())
 
 
+@pytest.mark.ci
 def test_samples_from_files_count_as_decoded_in_place_of_denoised(tiny_families):
     """Beside that the margins' two velocities at each of K trained levels, of T steps."""
     folder, changes = Path(tiny_families["flux"]), {"num_steps": 4, "group_size": 2}
@@ -313,6 +319,7 @@ def test_samples_from_files_count_as_decoded_in_place_of_denoised(tiny_families)
     assert asked.decode_flops == found.decode_flops == generated.decode_flops
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", sliced((*GUIDED, "flux")))
 def test_guidance_counts_double(tiny_families, family):
     folder = Path(tiny_families[family])
@@ -338,6 +345,7 @@ def test_what_is_not_decoded_costs_no_decoding(tiny_families):
     assert sizes_of(beside, folder) == expected
 
 
+@pytest.mark.ci
 def test_what_a_pair_costs_in_forward_passes(tiny_families):
     family, folder = "flux", Path(tiny_families["flux"])
     forward = sizes_of(config_of(family), folder).step_flops

@@ -194,6 +194,7 @@ def test_no_plan_is_below_its_floor_where_samples_are_dealt(counts):
         assert spending.of_plan(plan) >= 0.999 * least
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("spent", ["money", "energy"])
 def test_no_plan_is_below_its_floor(spent):
     job, spending = job_of(cluster()), Spending.of(cluster(), spent)
@@ -228,6 +229,7 @@ def test_undominated_by_hand():
     assert undominated(points) == [1, 3, 0]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("spent", ["money", "energy"])
 @pytest.mark.parametrize("within", [0.03, 0.25, inf])
 def test_the_best_is_about_the_best_of_all_fleets(spent, within):

@@ -175,6 +175,7 @@ def flat_for(*groups):
 TWO = {"updates_per_iteration": 2}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("name", "key", "narrow", "wide"),
     [

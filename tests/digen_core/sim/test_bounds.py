@@ -85,6 +85,7 @@ def scenarios(draw) -> Scenario:
     )
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios(), data=st.data())

@@ -78,6 +78,7 @@ def test_a_small_stale_share_fills_a_part_of_the_tail():
     assert FORMULAS["tcss"](terms) == pytest.approx(31 + (1 - 3 / 6.5) * 6.5)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", FORMULAS)
 def test_simulations_meet_the_formulas(layout):
     scenario, switches = MANY_SMALL_GROUPS, LAYOUTS[layout]

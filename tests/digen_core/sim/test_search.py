@@ -18,6 +18,7 @@ def without_jitter(name):
     return find_scenario(name).model_copy(update={"jitter": 0.0})
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("layout", ["disaggregated", "gap", "tsp"])
 def test_the_best_of_all_splits_is_found(layout):
     scenario = without_jitter("C")

@@ -153,6 +153,7 @@ def test_an_evaluation_that_does_not_fit_on_one_member_is_one_line(gang, tiny_fl
 SHARED = {"shard_weights": True, "context_parallel": 2}
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_member_counts_what_it_needs_before_it_loads(gang, tiny_flux, rank):
     call = gang()
@@ -163,6 +164,7 @@ def test_each_member_counts_what_it_needs_before_it_loads(gang, tiny_flux, rank)
         call(bodies.load_with_room, tiny_flux, SHARED, rooms)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_stage_that_does_not_fit_is_named(gang, tiny_families, rank):
     """It has more blocks than others, or a smaller card."""

@@ -85,6 +85,7 @@ def test_a_plan_of_batches_prints_them(small, capsys):
     assert plans_of(capsys, *here)[0]["batch_size"] is None
 
 
+@pytest.mark.ci
 def test_who_asks_the_reference_policy_is_planned_where_it_is_asked(small, capsys):
     here = (small, "--cluster", "32x-h100")
     assert {own["reference"] for own in plans_of(capsys, *here)} == {None}

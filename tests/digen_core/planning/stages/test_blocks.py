@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 JOB = str(ROOT / "deployments/configs/shapes.toml")
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("family", "rank"),
     [
@@ -49,6 +50,7 @@ def test_the_parts_are_the_whole(tiny_families, family, rank):
             assert block.trained_bytes == block.weight_bytes
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", [*MODELS, *AT_NIGHT])
 def test_what_crosses_a_cut_is_what_a_stage_sends(tiny_families, family):
     """The real forward pass of a first stage with numbers, which ends at its cut."""
@@ -83,6 +85,7 @@ def test_blocks_with_coded_cuts_are_counted_like_others(tiny_families):
         assert [getattr(own, name) for name in fields] == [getattr(other, name) for name in fields]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("sides", [(64, 32), (32, 64)])
 def test_of_several_sizes_blocks_are_counted_with_the_largest(tiny_families, sides):
     """Whatever size evaluations have: it has to fit."""

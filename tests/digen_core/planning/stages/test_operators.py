@@ -11,6 +11,7 @@ from support.paths import ROOT
 from support.stages import chain_of_tiny, config_of
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("family", ["flux", "sd3", "wan"])
 def test_operators_compute_what_their_block_does(tiny_families, family):
     folder = tiny_families[family]

@@ -59,6 +59,7 @@ def way_of(plan: ClusterPlan) -> str:
     return "one trains" if len(sites["trainer"]) == 1 else "replicas"
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "way", "gbit", "groups", "sizes"),
