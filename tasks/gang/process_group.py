@@ -172,9 +172,13 @@ def _take_for_nccl(interface: str) -> None:
 
 
 def _store(join: Join, listener: socket | None) -> Store:
-    """Return where the members find each other."""
+    """Return where the members find each other.
+
+    On one host it is a file, beside their folder, which goes with the last member that lets go of
+    it, by torch: if another one removed it just then, who lets go would wait for it, and be ended.
+    """
     if join.store is None:
-        return FileStore(str(join.folder / "store"), join.size)
+        return FileStore(f"{join.folder}.store", join.size)
     host, port = join.store
     descriptor = None if listener is None else listener.detach()  # it would listen everywhere
     return TCPStore(
@@ -220,9 +224,8 @@ def _stop_all() -> None:
 def leave_group(join: Join) -> None:
     """Leave the group, if this process is in one; over gloo members that wait for this one fail.
 
-    The last member on the leader's host removes the folder: the store of one that is leaving would
-    wait for its file if another had removed that. Where one was killed, Dask removes it with the
-    leader.
+    The last member on the leader's host removes the folder. Where one was killed, Dask removes it
+    with the leader.
 
     Args:
         join: how this member has joined.

@@ -53,6 +53,7 @@ def members_when_formed_again(folder: Path, device: str) -> dict[str, tuple[floa
     And how long they wait for each other.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # else the other one may still connect
     abort_group(dist.group.WORLD)
     join = Join(rank, size, folder, tuple(range(size)), None)
     with splitting(device):

@@ -1,5 +1,6 @@
 """The process group of a gang: members that do not come are not waited for as long as for work."""
 
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -108,6 +109,18 @@ def test_one_that_is_alone_waits_for_nobody(tmp_path, quiet, device):
         leave_group(joined(folder, 1))
         assert not dist.is_initialized()
         assert not folder.exists()
+
+
+def test_the_store_is_there_for_who_still_has_it(tmp_path, quiet):
+    """A mesh may outlast the gang. A store waits for a file that is gone, and ends its process."""
+    folder = tmp_path / "gang"
+    folder.mkdir()
+    group = form_group(joined(folder, 1), "192.0.2.1")
+    leave_group(joined(folder, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["gang.store"]
+    del group
+    gc.collect()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
