@@ -41,8 +41,8 @@ class DeviceCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None  # torch's name of it
 
     def __call__(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], object]]:
         """Capture a function whose kernels were all loaded before, as by running it once.
@@ -52,11 +52,17 @@ class DeviceCapture:
             RuntimeError: it does what cannot be captured, such as waiting for the device.
         """
         require_graphs(self._device)
-        self._stream = self._stream or torch.Stream(self._device)
-        # threads that receive a push may ask for memory meanwhile
-        graph = torch.accelerator.Graph(pool=self._pool, capture_error_mode="thread_local")
-        with self._stream, graph:
-            result = run()
+        self._stream = self._stream or torch.cuda.Stream(self._device)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            # threads that receive a push may ask for memory meanwhile
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:  # torch.cuda.graph would not leave the stream, if this fails
+                graph.capture_end()
         self._pool = graph.pool()
         return result, graph.replay
 
@@ -135,8 +141,8 @@ class Graphs:
 
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""
-        if self._kept and self._device.type not in ("cpu", "meta"):
-            torch.accelerator.synchronize(self._device)  # none is running
+        if self._kept and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # none is running
         self._kept.clear()
         self._capture = DeviceCapture(self._device)
 
@@ -271,7 +277,7 @@ def require_graphs(device: torch.device) -> None:
     Raises:
         ConfigError: it has none.
     """
-    if device.type not in ("cpu", "meta"):
+    if device.type == "cuda":
         return
     raise ConfigError(
         "rollout.cuda_graphs is true, which takes a GPU, but samples would be generated on a "

@@ -4,6 +4,7 @@ Here a capture is one of tensor operations: like a GPU's it takes no other way t
 first numbers, and reads weights where they lay.
 """
 
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -421,6 +422,67 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(graphed_doubling, error):
     before = module.count
     module(torch.ones(1))
     assert module.count > before
+
+
+class StandIn:
+    """What torch.cuda does for a capture, told in order."""
+
+    def __init__(self, monkeypatch, *, fails=False):
+        self.told, self._fails = [], fails
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.told.append(name))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"of {device}")
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+
+    @contextmanager
+    def stream(self, stream):
+        self.told.append(f"stream {stream}")
+        try:
+            yield
+        finally:
+            self.told.append("stream left")
+
+    def capture_begin(self, pool, capture_error_mode):
+        self.told.append(f"begin {pool} {capture_error_mode}")
+
+    def capture_end(self):
+        self.told.append("end")
+        if self._fails:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def pool(self):
+        return 1, 2
+
+    def replay(self):
+        self.told.append("replay")
+
+
+def test_a_capture_is_on_a_stream_of_its_own_and_shares_a_pool(monkeypatch):
+    graphs = StandIn(monkeypatch)
+    capture = cuda_graphs.DeviceCapture(torch.device("cuda"))
+    for pool in (None, (1, 2)):
+        graphs.told.clear()
+        result, launch = capture(lambda: graphs.told.append("run") or "result")
+        assert result == "result"
+        launch()
+        before, begin = (
+            ["synchronize", "empty_cache", "stream of cuda"],
+            f"begin {pool} thread_local",
+        )
+        assert graphs.told == [*before, begin, "run", "end", "stream left", "replay"]
+
+
+def test_a_capture_that_fails_leaves_its_stream(monkeypatch):
+    graphs = StandIn(monkeypatch, fails=True)
+
+    def run():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="previous error") as failed:
+        cuda_graphs.DeviceCapture(torch.device("cuda"))(run)
+    assert "not permitted" in str(failed.value.__context__)
+    assert graphs.told[-2:] == ["end", "stream left"]
 
 
 # --- where there are none ---------------------------------------------------------------------
