@@ -27,7 +27,10 @@ AS_UNCOMPILED: Final = {"emulate_precision_casts": True}
 once, and which are fused depends on whether there are gradients, and on the batch: log-probs of
 samples in bfloat16 were off by some 1e-3 from those of their replay."""
 
-_BLOCKS: Final = {"SD3Transformer2DModel": ("JointTransformerBlock",)}
+_BLOCKS: Final = {
+    "SD3Transformer2DModel": ("JointTransformerBlock",),
+    "SanaTransformer2DModel": ("SanaTransformerBlock",),
+}
 """Classes of blocks where diffusers names none."""
 
 

@@ -59,6 +59,7 @@ DAILY = {
 }
 OTHERS = [
     Case("sd3", lora=False, tokens=1, shard=True),
+    Case("sana", tokens=1, shard=True, checkpointing=True),
     Case("wan-a14b", lora=True, num_rows=1),
     Case("qwen_image", lora=True, tokens=2, shard=True, checkpointing=True),
     Case("qwen_image21", lora=True, tokens=2, shard=True, checkpointing=True),

@@ -7,18 +7,28 @@ from functools import partial
 import pytest
 import torch
 
+from digen_core.config.families import FAMILIES as FAMILY_ROWS
 from digen_core.config.model import ModelConfig
 from digen_core.config.run import RunConfig
 from digen_core.errors import UserError
-from digen_core.models.compiled import compile_blocks, compile_meter
+from digen_core.models.compiled import blocks_of, compile_blocks, compile_meter
 from digen_core.models.compiler import require_compiler
 from digen_core.models.loading import prepare
 from digen_core.models.trainable import reference_weights, set_weights, trainable_parameters
-from support.families import frames_of, load_tiny
+from support.families import FAMILIES, frames_of, load_tiny
 from support.tiny_policies import TINY, load, load_trainable, moved_weights
 
 with suppress(ImportError):  # the compiler does: too late if distutils is there
     import setuptools  # noqa: F401
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_transformer_of_every_family_has_blocks(tiny_families, family):
+    """Those that are compiled and sharded: diffusers names none of SD3's and Sana's."""
+    policy = load_tiny(tiny_families[family], family)
+    blocks = {*blocks_of(policy.transformer)}
+    for name in FAMILY_ROWS[family].blocks:
+        assert {*policy.transformer.get_submodule(name)} <= blocks
 
 
 @pytest.mark.families
