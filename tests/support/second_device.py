@@ -138,7 +138,7 @@ class _Makers(TorchFunctionMode):
         if func in _MAKERS and device is not None and torch.device(device).type == NAME:
             return func(*args, **{**kwargs, "device": "cpu"}).to(device)
         if func is torch.Tensor.new_tensor and isinstance(args[0], _Second):
-            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype), device=NAME)
+            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(NAME)
         if func is torch.Tensor.__getitem__ and isinstance(args[0], _Second):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             lists = [torch.tensor(part) if isinstance(part, list) else part for part in index]

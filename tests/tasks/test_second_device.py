@@ -106,6 +106,7 @@ def test_a_mix_is_an_error():
         there = torch.ones(3, device=device)
         assert (there + there).device.type == device
         assert (there + torch.ones(())).tolist() == [2, 2, 2], "GPUs take single numbers, too"
+        assert (there + there.new_tensor([1.0, 2.0, 3.0])).tolist() == [2, 3, 4]
         with pytest.raises(MixedDevicesError):
             there + torch.ones(3)
 
