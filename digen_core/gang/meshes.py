@@ -6,7 +6,6 @@ from typing import Final
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 COLLECTIVE: Final = timedelta(hours=2)
 """How long members wait for each other: as long as one may load or compile. One that is gone is
@@ -30,4 +29,10 @@ def wait_long(mesh: DeviceMesh) -> None:
     """Have members of a mesh wait for each other as long as may be; with NCCL it is ten minutes."""
     if dist.get_backend() != "fake":  # whose members wait for nobody
         for group in mesh.get_all_groups():
-            _set_pg_timeout(COLLECTIVE, group)
+            wait_long_in(group)
+
+
+def wait_long_in(group: dist.ProcessGroup) -> None:
+    """Have the members of a group wait for each other as long as may be."""
+    for device in group._device_types:  # torch's own function is another one from 2.14 on
+        group._get_backend(device)._set_default_timeout(COLLECTIVE)

@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import (
     _unregister_all_process_groups,
 )
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import _abort_process_group, _set_pg_timeout
+from torch.distributed.distributed_c10d import _abort_process_group
 
-from digen_core.gang.meshes import COLLECTIVE
+from digen_core.gang.meshes import wait_long_in
 from digen_core.planning.fake_gang import REAL_GROUPS
 from tasks.gang.messages import Join
 
@@ -37,7 +37,7 @@ _given_up: Thread | None = None  # which waits for members that do not come
 _interface_of_nccl = ""  # which it reads once, when a process first has a group of it
 
 
-def form_group(join: Join, host: str, listener: socket | None = None) -> dist.ProcessGroup | None:
+def form_group(join: Join, host: str, listener: socket | None = None) -> dist.ProcessGroup:
     """Make the default group of this process the one of a gang's members, and return it.
 
     What members on several hosts compute with goes over their network as it is.
@@ -74,20 +74,20 @@ def form_group(join: Join, host: str, listener: socket | None = None) -> dist.Pr
         )
     except RuntimeError as error:
         raise ConnectionError(f"its members do not reach each other: {error}") from error
-    _set_pg_timeout(COLLECTIVE)
-    _tell_ranks(join.size)
-    return dist.group.WORLD
+    group = dist.group.WORLD
+    assert group is not None
+    wait_long_in(group)
+    _tell_ranks(group, join.size)
+    return group
 
 
-def _tell_ranks(size: int) -> None:
+def _tell_ranks(group: dist.ProcessGroup, size: int) -> None:
     """Tell the backends of the default group its ranks.
 
     Of a default group torch keeps none: backends take the first one that a process has to be all
     ranks, and read past the end of an empty list where a later one is split, as for a mesh on GPUs
     (pytorch#192109).
     """
-    group = dist.group.WORLD
-    assert group is not None
     for device in group._device_types:
         group._get_backend(device).options.global_ranks_in_group = list(range(size))
 
@@ -114,7 +114,7 @@ def _forget_groups() -> None:
 
 def form_unless(
     is_broken: Callable[[], bool], join: Join, host: str, listener: socket | None
-) -> dist.ProcessGroup | None:
+) -> dist.ProcessGroup:
     """Make the default group of this process as `form_group` does, or give up.
 
     Nothing gets a thread out of it that waits for a member that is gone. So another one does it,
@@ -130,7 +130,7 @@ def form_unless(
         OSError: a member is gone, or what `form_group` raises it for.
     """
     global _given_up
-    formed: Future[dist.ProcessGroup | None] = Future()
+    formed: Future[dist.ProcessGroup] = Future()
 
     def form() -> None:
         try:
