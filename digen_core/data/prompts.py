@@ -235,7 +235,10 @@ def _columns_of_training(config: RunConfig) -> list[str]:
 
 def _folder_of(path: str) -> Path:
     """Return the folder from which the paths in prompts are seen."""
-    place = Path(located(path.partition("*")[0]))
+    before, star, _ = path.partition("*")
+    if star:  # what follows the last slash is of a file's name, whatever is called like it
+        return Path(before[: before.rfind("/") + 1])
+    place = Path(located(path))
     return place if place.is_dir() else place.parent
 
 

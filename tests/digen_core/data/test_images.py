@@ -80,6 +80,17 @@ def test_parquet_holds_contents_as_bytes_or_as_datasets_does(tmp_path, kind):
     assert [own.images[0] for own in found] == [source(0), source(1)]
 
 
+def test_of_a_pattern_paths_are_seen_from_the_folder_before_it(tmp_path):
+    """A folder that is called as its files' names begin is not that folder."""
+    (tmp_path / "train").mkdir()
+    for n in range(2):
+        (tmp_path / "train" / f"{n}.png").write_bytes(picture(n))
+        table = pa.table({"prompt": [f"{n}"], "image": [f"train/{n}.png"]})
+        pq.write_table(table, tmp_path / f"train-{n}.parquet")
+    found = all_prompts(config_of(tmp_path, "train*.parquet"))
+    assert [own.images[0] for own in found] == [source(0), source(1)]
+
+
 SEVERAL = [[picture(0), picture(1)], [picture(2)], [picture(1), picture(0)]]
 
 
