@@ -3,6 +3,7 @@
 A suite says all three. Importing this module must not import torch.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ def _of_suite(config: RunConfig, asked: Judging, suite: Suite) -> dict[str, Any]
     for reward in config.rewards.values():
         of_run.setdefault(reward.type, reward.model_dump())
     named: dict[str, Table] = {name: config.rewards[name].model_dump() for name in asked.rewards}
+    _check_named(asked, suite, named)
     prompts = PromptsConfig(train=place, evaluation=place, metadata_columns=suite.columns)
     needed = [*suite.rewards]
     if suite.kind_column is not None:
@@ -138,6 +140,25 @@ def _of_suite(config: RunConfig, asked: Judging, suite: Suite) -> dict[str, Any]
         "model": {**config.model.model_dump(), "source_image": False},  # a suite has texts
         "prompts": prompts.model_dump(),
     }
+
+
+def _check_named(asked: Judging, suite: Suite, named: Mapping[str, Table]) -> None:
+    """Refuse what settings say of rewards where the suite says it, and otherwise.
+
+    Args:
+        asked: with the settings.
+        suite: that judges.
+        named: rewards that the settings name, with all that is known of them.
+    """
+    for name, table in named.items():
+        said = {**_OF_ALL, **suite.rewards.get(name, {})}
+        for option in asked.options_of(name):
+            if option in said and table[option] != said[option]:
+                raise UserError(
+                    f"rewards.{name}.{option} is {json.dumps(table[option])}, but the suite "
+                    f"{asked.suite} has {json.dumps(said[option])} there; leave it out, or judge "
+                    "by rewards without a suite"
+                )
 
 
 def _with_rewards(config: RunConfig, rewards: Mapping[str, Table]) -> dict[str, Any]:

@@ -145,6 +145,23 @@ def test_models_of_a_run_s_rewards_are_not_taken_for_those_of_the_protocol(run):
     assert whole.rewards["consistency"].path == "models/x"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("consistency.pool", "judges", '"judges", but the suite vbench has null'),
+        ("consistency.on_failure", "neutral", '"neutral", but the suite vbench has "fail"'),
+        ("consistency.antialias", True, "true, but the suite vbench has false"),
+        ("clipscore.weight", 2.0, "2.0, but the suite vbench has 1.0"),
+    ],
+)
+def test_what_the_protocol_says_is_not_said_otherwise_in_vain(run, key, value, told):
+    with pytest.raises(UserError) as error:
+        judged(run, ["background_consistency"], **{f"rewards.{key}": value})
+    assert f"rewards.{key} is {told} there; leave it out, or judge by" in str(error.value)
+    same = judged(run, ["background_consistency"], **{"rewards.consistency.antialias": False})
+    assert same.rewards["consistency"].antialias is False
+
+
 def test_the_style_is_compared_as_published(run):
     (clip,) = judged(run, ["appearance_style"]).rewards.values()
     assert (clip.type, clip.counts, clip.antialias, clip.frame_stride) == (
