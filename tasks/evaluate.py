@@ -12,7 +12,7 @@ from digen_core.data.prompts import Prompt
 from digen_core.rewards.asked import Asked, for_samples
 from digen_core.rewards.scoring import check_finite
 from digen_core.rollout.conditions import alike, encoded
-from digen_core.rollout.evaluation import in_order, repeated, sample_latents, samples_of
+from digen_core.rollout.evaluation import sample_latents, samples_of
 from digen_core.training.train_state import PolicyVersion
 from digen_core.transport.arrays import Arrays, to_arrays, to_tensors
 from tasks.body import body
@@ -70,25 +70,21 @@ def sample_and_score(
         config, policy = engine.config, engine.policy
         own_rewards = that_see(config.rewards_of(None), "samples")
         forms = forms_of(that_see(config.rewards, "samples"))
-        num_decoded = len(prompts) if "images" in forms else shown
+        num_decoded = (len(prompts) if "images" in forms else shown) * samples_per_prompt
+        size, named = config.model.size, samples_of(indices, samples_per_prompt)
 
         def sampled(part: slice) -> dict[str, torch.Tensor]:
-            own, made = prompts[part], dict[int, torch.Tensor]()
-            for places in alike(own):
-                condition = encoded(policy, [own[place] for place in places])
-                x = clean_latents(
-                    run_id,
-                    to_arrays(repeated(condition, samples_per_prompt)),
-                    samples_of([indices[part][place] for place in places], samples_per_prompt),
-                )
-                made |= zip(places, torch.cat(x).split(samples_per_prompt), strict=True)
-            clean = in_order(made).to(policy.device)
+            clean = _clean(run_id, prompts, named, range(part.start, part.stop))
             found = {"latents": policy.latents(clean)} if "latents" in forms else {}
-            if (count := min(num_decoded - part.start, len(own))) > 0:
-                found["images"] = policy.decode(clean[: count * samples_per_prompt])
+            if (count := min(num_decoded - part.start, len(clean))) > 0:
+                found["images"] = torch.cat(
+                    engine.fitting.in_parts(
+                        "decode", size, count, lambda own: policy.decode(clean[own])
+                    )
+                )
             return found
 
-        parts = engine.fitting.in_parts("evaluate", config.model.size, len(prompts), sampled)
+        parts = engine.fitting.in_parts("evaluate", size, len(named), sampled)
         with engine.needing_memory("evaluate"):
             samples = {
                 form: torch.cat([part[form] for part in parts if form in part]) for form in parts[0]
@@ -98,6 +94,39 @@ def sample_and_score(
         about = Asked.of(asked, config.model.size, policy.device)
         scored = scores_of(engine.rewards, own_rewards, samples, about)
     return to_arrays({form: samples[form] for form in keep}), scored
+
+
+def _clean(
+    run_id: str, prompts: list[Prompt], named: list[tuple[int, int]], rows: range
+) -> torch.Tensor:
+    """Return the clean latents of some samples, one for each row, on the device.
+
+    Args:
+        run_id: of the run.
+        prompts: P of them.
+        named: samples, equally many of each prompt, prompt by prompt.
+        rows: places of those that are made.
+    """
+    policy, size = engine_of(run_id).policy, len(named) // len(prompts)
+    places = sorted({row // size for row in rows})
+    made = dict[int, torch.Tensor]()
+    for like in alike([prompts[place] for place in places]):
+        own = [places[number] for number in like]
+        condition = encoded(policy, [prompts[place] for place in own])
+        chosen = [
+            (number, row)
+            for number, place in enumerate(own)
+            for row in rows
+            if row // size == place
+        ]
+        which = [number for number, _ in chosen]
+        x = clean_latents(
+            run_id,
+            to_arrays({name: value[which] for name, value in condition.items()}),
+            [named[row] for _, row in chosen],
+        )
+        made |= zip([row for _, row in chosen], torch.cat(x), strict=True)
+    return torch.stack([made[row] for row in rows]).to(policy.device)
 
 
 def _load(run_id: str, judged: PolicyVersion, source: tuple[str, ...], *, by_delta: bool) -> None:

@@ -70,6 +70,9 @@ class Engine:
         if self.gang.computes_together:
             whole.add("denoise")
         self.fitting = Fitting(self.device_name, whole)
+        if "evaluate" in whole:  # as many as memory is counted for
+            together = max(self.config.batch_size, self.gang.num_shares)
+            self.fitting.at_most("evaluate", self.config.model.size, together)
 
     def policy_of(self, iteration: int, group: int) -> Policy:
         """Return the policy for the size of a group's samples."""

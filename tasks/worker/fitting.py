@@ -35,7 +35,7 @@ _ACTIVITIES: Final[dict[Activity, tuple[str, str]]] = {
     "decode": ("to decode one sample", f"set model.vae_tiling = true, or use {_SMALLER}"),
     "evaluate": (
         "to sample a prompt for the evaluation",
-        f"use a smaller evaluation.samples_per_prompt, or {_HALF}",
+        f"use {_SMALLER}, or {_HALF}",
     ),
     "train": (
         "for the gradient of one pair",
@@ -62,6 +62,16 @@ class Fitting:
         self._device_name = device_name
         self._whole = whole
         self._most: dict[tuple[Activity, Size], int] = {}
+
+    def at_most(self, activity: Activity, size: Size, number: int) -> None:
+        """Have no more samples done at once than so many: where that cannot be found by trying.
+
+        Args:
+            activity: what is done.
+            size: of the samples.
+            number: of them.
+        """
+        self._most[activity, size] = number
 
     def in_parts(
         self, activity: Activity, size: Size, num_samples: int, work: Callable[[slice], T]
