@@ -31,10 +31,11 @@ MAY_CHANGE: Final = re.compile(
     r"|train\.(pack_size|gradient_checkpointing|max_replay_error|min_gradient_cosine)"
     r"|numerics\.patience"
     r"|evaluation\.(every|grid_prompts)|(cluster|parallel|schedule|checkpoints|tracking)\..*"
-    rf"|rewards\..*\.({'|'.join(OF_ASKING)})"
+    rf"|rewards\.(?!.*\.options\.).*\.({'|'.join(OF_ASKING)})"
 )
 """Keys of a config that say how, where and how long a run works, not what it learns. Of prompts
-the content counts, and how many are emptied, not the place."""
+the content counts, and how many are emptied, not the place; what options of a reward of the user's
+say nobody knows, whatever they are called."""
 
 MAX_NAMED: Final = 3
 """Changed keys that a message names."""

@@ -105,6 +105,21 @@ def test_how_a_reward_is_asked_may_change(run_dir, token):
     assert resumption_of(now, run_dir).num_iterations == 4
 
 
+def test_options_of_a_reward_of_ones_own_may_not_change_whatever_they_are_called(run_dir):
+    name = "rewards.my_rewards:Likeness"
+    tokens = ["--rewards", '{"my_rewards:Likeness" = {options = {max_tokens = 77}}}']
+    before = changed(run_dir, *tokens)
+    (run_dir / CONFIG_OF_RUN).write_text(before.model_dump_json())
+    rewards = {"my_rewards:Likeness": before.rewards["my_rewards:Likeness"]}
+    rewards = {
+        n: own.model_copy(update={"options": {"max_tokens": 9}}) for n, own in rewards.items()
+    }
+    with pytest.raises(UserError, match=f"{name}.options.max_tokens was 77 and is now 9; leave"):
+        resumption_of(before.model_copy(update={"rewards": rewards}), run_dir)
+    rewards = {n: own.model_copy(update={"max_attempts": 9}) for n, own in before.rewards.items()}
+    resumption_of(before.model_copy(update={"rewards": rewards}), run_dir)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
