@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,7 @@ from tasks.score import Pool, score
 from tasks.versions import publish
 
 IMAGES_PER_TASK: Final = 64
+"""Or frames of videos, unless a prompt has more: its device holds all of a task to score them."""
 FETCH_SECONDS: Final = 60.0
 
 
@@ -116,9 +118,7 @@ class _Evaluation:
     """The tasks of an evaluation, by parts, each on a device and in the pools."""
 
     def __init__(self, run: RunContext, task_set: TaskSet) -> None:
-        settings, count = run.config.evaluation, len(run.evaluation_prompts)
-        size = max(1, IMAGES_PER_TASK // settings.samples_per_prompt)
-        ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        settings = run.config.evaluation
         self._run = run
         self._task_set = task_set
         self._pools = Pool.that_see("samples", run.config)
@@ -127,7 +127,7 @@ class _Evaluation:
         self._average = self._publish()
         self._parts = [
             _Part(number, own, max(0, min(settings.grid_prompts, own.stop) - own.start))
-            for number, own in enumerate(ranges)
+            for number, own in enumerate(prompts_of_tasks(run.config, len(run.evaluation_prompts)))
         ]
 
     def _publish(self) -> Submitted[HeldVersion]:
@@ -243,9 +243,25 @@ class _Evaluation:
             return None
         if config.prompts.sample_columns:  # a step is known as a part of encoding a file's image
             return None
-        costs = run.progress.known_costs.kinds[run.fleet.known[part.device].kind]
+        device = run.fleet.known[part.device]
         num_samples = len(part.prompts) * config.evaluation.samples_per_prompt
-        return costs.fragment(num_samples, config.evaluation_steps)
+        together = num_samples if device.size == 1 else min(num_samples, config.batch_size)
+        seconds = run.progress.known_costs.kinds[device.kind].fragment(
+            together, config.evaluation_steps
+        )
+        return ceil(num_samples / together) * seconds
+
+
+def prompts_of_tasks(config: RunConfig, count: int) -> list[range]:
+    """Return which prompts of an evaluation are sampled in each task.
+
+    Args:
+        config: of the run.
+        count: prompts of the evaluation.
+    """
+    frames = config.evaluation.samples_per_prompt * config.model.num_frames  # of a prompt
+    size = max(1, IMAGES_PER_TASK // frames)
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def evaluate_once(run: RunContext, tag: str) -> None:

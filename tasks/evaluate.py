@@ -77,23 +77,32 @@ def sample_and_score(
             clean = _clean(run_id, prompts, named, range(part.start, part.stop))
             found = {"latents": policy.latents(clean)} if "latents" in forms else {}
             if (count := min(num_decoded - part.start, len(clean))) > 0:
-                found["images"] = torch.cat(
-                    engine.fitting.in_parts(
-                        "decode", size, count, lambda own: policy.decode(clean[own])
-                    )
+                images = engine.fitting.in_parts(
+                    "decode", size, count, lambda own: _aside(policy.decode(clean[own]), count)
                 )
-            return found
+                found["images"] = _joined(images)
+            return {form: _aside(made, len(named)) for form, made in found.items()}
 
         parts = engine.fitting.in_parts("evaluate", size, len(named), sampled)
         with engine.needing_memory("evaluate"):
             samples = {
-                form: torch.cat([part[form] for part in parts if form in part]) for form in parts[0]
+                form: _joined([part[form] for part in parts if form in part]).to(policy.device)
+                for form in parts[0]
             }
         check_finite(samples.get("images"), None)
         asked = for_samples(prompts, samples_per_prompt)
         about = Asked.of(asked, config.model.size, policy.device)
         scored = scores_of(engine.rewards, own_rewards, samples, about)
     return to_arrays({form: samples[form] for form in keep}), scored
+
+
+def _aside(made: torch.Tensor, number: int) -> torch.Tensor:
+    """Return samples on the host, as room for the next ones, unless they are so many: then all."""
+    return made if len(made) == number else made.cpu()
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _clean(
