@@ -99,6 +99,8 @@ class Family(NamedTuple):
     makes_videos: bool = False
     frames: Callable[[Settings], int] = lambda vae: 4
     """Frames of a latent frame after the first, from the VAE's config, if it makes videos."""
+    usual_frames: int = 4
+    """The same of its published models."""
 
     idle: str = ""
     """What is in the names of parameters that its velocities depend on in no way, a regular
@@ -295,6 +297,7 @@ FAMILIES: Final[dict[str, Family]] = {
         most_tokens=1024,
         makes_videos=True,
         frames=_ltx2_frames,
+        usual_frames=8,
         # of the stream of audio, between the two, and of frames that a video is given
         idle="audio|a2v|av_cross|keyframes",
         deals_text=False,  # it is in cross-attention

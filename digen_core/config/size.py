@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from digen_core.config.families import VIDEO_FAMILIES, FamilyName
+from digen_core.config.families import FAMILIES, VIDEO_FAMILIES, FamilyName
 from digen_core.strict import AtMost
 
 Size = tuple[int, int, int]
@@ -40,10 +40,12 @@ def check_frames(name: str, frames: int, family: FamilyName) -> None:
             f"{name} is {frames}, but {family} makes images; use 1, or "
             f"a video family ({', '.join(VIDEO_FAMILIES)})."
         )
-    if (frames - 1) % 4:
+    if (frames - 1) % 4:  # a tiny model of a family may have fewer to a latent one than usual
+        usual = FAMILIES[family].usual_frames
         raise ValueError(
-            f"{name} is {frames}; video models take 1 + a multiple of 4: "
-            f"use {frames - (frames - 1) % 4}."
+            f"{name} is {frames}; video models take 1 + a multiple of 4"
+            f"{f' ({family}: of {usual})' if usual != 4 else ''}: "
+            f"use {max(frames - (frames - 1) % usual, 1 + usual)}."
         )
 
 

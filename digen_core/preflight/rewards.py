@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from digen_core.config.families import FAMILIES
 from digen_core.config.rewards import RewardConfig, that_see
 from digen_core.config.rewards.clip import ClipScoreConfig
 from digen_core.config.rewards.head_template import check_prompt, load_head_template
@@ -143,10 +144,11 @@ def _check_frames(name: str, reward: RewardConfig, config: RunConfig) -> None:
         return
     frames = {"model.num_frames": config.model.num_frames}
     frames |= {f"model.sizes[{i}][2]": size[2] for i, size in enumerate(config.model.sizes)}
+    family = FAMILIES[config.model.family]
     for key in (key for key, number in frames.items() if number == 1):
         raise ConfigError(
             f"the reward {name!r} takes videos, but {key} is 1; use several frames "
-            "(1 + a multiple of 4) of a video family, or another reward"
+            f"(1 + a multiple of {family.usual_frames}) of a video family, or another reward"
         )
 
 

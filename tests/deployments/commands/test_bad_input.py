@@ -206,6 +206,14 @@ SETTINGS = {
         "--model.family wan --model.num-frames 8",
         "model.num_frames is 8; video models take 1 + a multiple of 4: use 5",
     ),
+    "frames that do not fit LTX-2": (
+        "--model.family ltx2 --model.num-frames 30",
+        "model.num_frames is 30; video models take 1 + a multiple of 4 (ltx2: of 8): use 25",
+    ),
+    "few frames for LTX-2": (
+        "--model.family ltx2 --model.num-frames 4",
+        "model.num_frames is 4; video models take 1 + a multiple of 4 (ltx2: of 8): use 9",
+    ),
     "reward of videos for images": (
         "--rewards.motion 1",
         "the reward 'motion' takes videos, but model.num_frames is 1; use several frames",
