@@ -1,6 +1,8 @@
 """Evaluation task: sample prompts without noise on a rollout worker, and score the images."""
 
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 from time import monotonic
 
 import numpy as np
@@ -19,7 +21,7 @@ from tasks.body import body
 from tasks.gang.together import together
 from tasks.receipts import Nothing, Scored
 from tasks.score import scores_of
-from tasks.worker.engine import engine_of, working
+from tasks.worker.engine import Engine, engine_of, working
 from tasks.worker.fetching import load_average
 from tasks.worker.pulling import BUCKET_SECONDS, PullError
 
@@ -72,9 +74,10 @@ def sample_and_score(
         forms = forms_of(that_see(config.rewards, "samples"))
         num_decoded = (len(prompts) if "images" in forms else shown) * samples_per_prompt
         size, named = config.model.size, samples_of(indices, samples_per_prompt)
+        conditions = _encoded(engine, prompts)
 
         def sampled(part: slice) -> dict[str, torch.Tensor]:
-            clean = _clean(run_id, prompts, named, range(part.start, part.stop))
+            clean = _clean(run_id, conditions, named, range(part.start, part.stop))
             found = {"latents": policy.latents(clean)} if "latents" in forms else {}
             if (count := min(num_decoded - part.start, len(clean))) > 0:
                 images = engine.fitting.in_parts(
@@ -105,37 +108,47 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _encoded(engine: Engine, prompts: list[Prompt]) -> list[Arrays]:
+    """Return what the model is given of each prompt, one row, on the host."""
+    found = dict[int, Arrays]()
+    size = engine.config.model.size
+
+    def rows_of(places: list[int]) -> list[Arrays]:
+        arrays = to_arrays(encoded(engine.policy, [prompts[place] for place in places]))
+        rows = range(len(places))
+        return [{name: value[row : row + 1] for name, value in arrays.items()} for row in rows]
+
+    for like in alike(prompts):
+        work = partial(lambda like, part: rows_of(like[part]), like)
+        parts = engine.fitting.in_parts("encode", size, len(like), work)
+        found |= zip(like, chain.from_iterable(parts), strict=True)
+    return [found[place] for place in range(len(prompts))]
+
+
 def _clean(
-    run_id: str, prompts: list[Prompt], named: list[tuple[int, int]], rows: range
+    run_id: str, conditions: list[Arrays], named: list[tuple[int, int]], rows: range
 ) -> torch.Tensor:
     """Return the clean latents of some samples, one for each row, on the device.
 
     Args:
         run_id: of the run.
-        prompts: P of them.
+        conditions: of P prompts.
         named: samples, equally many of each prompt, prompt by prompt.
         rows: places of those that are made.
     """
-    policy, size = engine_of(run_id).policy, len(named) // len(prompts)
-    places = sorted({row // size for row in rows})
-    made = dict[int, torch.Tensor]()
-    for like in alike([prompts[place] for place in places]):
-        own = [places[number] for number in like]
-        condition = encoded(policy, [prompts[place] for place in own])
-        chosen = [
-            (number, row)
-            for number, place in enumerate(own)
-            for row in rows
-            if row // size == place
-        ]
-        which = [number for number, _ in chosen]
-        x = clean_latents(
-            run_id,
-            to_arrays({name: value[which] for name, value in condition.items()}),
-            [named[row] for _, row in chosen],
-        )
-        made |= zip([row for _, row in chosen], torch.cat(x), strict=True)
-    return torch.stack([made[row] for row in rows]).to(policy.device)
+    size, made = len(named) // len(conditions), dict[int, torch.Tensor]()
+    shapes = {row: _shape(conditions[row // size]) for row in rows}
+    for shape in dict.fromkeys(shapes.values()):  # prompts with other numbers of images
+        own = [row for row in rows if shapes[row] == shape]
+        given = [conditions[row // size] for row in own]
+        together = {name: np.concatenate([one[name] for one in given]) for name in given[0]}
+        x = clean_latents(run_id, together, [named[row] for row in own])
+        made |= zip(own, torch.cat(x), strict=True)
+    return torch.stack([made[row] for row in rows]).to(engine_of(run_id).policy.device)
+
+
+def _shape(condition: Arrays) -> tuple[tuple[int, ...], ...]:
+    return tuple(value.shape for value in condition.values())
 
 
 def _load(run_id: str, judged: PolicyVersion, source: tuple[str, ...], *, by_delta: bool) -> None:

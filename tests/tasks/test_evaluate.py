@@ -87,9 +87,14 @@ def judging(tiny_flux, tmp_path, monkeypatch):
 
 def test_one_prompt_need_not_fit_at_once(judging, monkeypatch):
     """As many of its samples as do are made together, and are what they are among all."""
-    _, judge = judging
+    engine, judge = judging
     images, scored = judge()
     made, as_ever = [], evaluate.clean_latents
+    embedded, embed_as_ever = [], engine.policy.encode
+
+    def embed(texts, *of):
+        embedded.append(len(texts))
+        return embed_as_ever(texts, *of)
 
     def at_most_three(run_id, condition, samples):
         if len(samples) > 3:
@@ -98,8 +103,10 @@ def test_one_prompt_need_not_fit_at_once(judging, monkeypatch):
         return as_ever(run_id, condition, samples)
 
     monkeypatch.setattr(evaluate, "clean_latents", at_most_three)
+    monkeypatch.setattr(engine.policy, "encode", embed)
     again, scored_again = judge()
     assert made == [3] * 4
+    assert embedded == [3], "each prompt once, however its samples are cut"
     np.testing.assert_allclose(again, images, atol=1e-5)
     assert scored_again.rewards.keys() == scored.rewards.keys()
     assert len(images) == 12
