@@ -87,7 +87,8 @@ def replay_config(run_dir: Path, overrides: Mapping[str, Any]) -> RunConfig:
         if not MAY_CHANGE.fullmatch(key):
             raise UserError(
                 f"{key} cannot be changed in a replay: samples and updates are as they are; it "
-                "takes algorithm.*, train.* (but train.lora) and model.device"
+                "takes algorithm.*, train.* (but lora, updates_per_iteration, epochs and dealt_by) "
+                "and model.device"
             )
     if config.train.updates_per_iteration > 1:
         raise UserError(

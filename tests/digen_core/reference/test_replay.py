@@ -24,6 +24,11 @@ from digen_core.transport.trajectories import write_segment
         (2, {"train.updates_per_iteration": 1}, "train.updates_per_iteration cannot be changed"),
         (1, {"train.updates_per_iteration": 2}, "train.updates_per_iteration cannot be changed"),
         (1, {"train.dealt_by": "samples"}, "train.dealt_by cannot be changed in a replay"),
+        (
+            1,
+            {"train.dealt_by": "samples"},
+            r"\(but lora, updates_per_iteration, epochs and dealt_by",
+        ),
     ],
 )
 def test_several_updates_are_not_replayed(tmp_path, updates, overrides, message):
