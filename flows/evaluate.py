@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from math import ceil
+from math import ceil, prod
 from typing import Any, Final
 
 import numpy as np
@@ -38,8 +38,10 @@ from tasks.runner.completions import Completions
 from tasks.score import Pool, score
 from tasks.versions import publish
 
-IMAGES_PER_TASK: Final = 64
-"""Or frames of videos, unless a prompt has more: its device holds all of a task to score them."""
+SAMPLES_PER_TASK: Final = 64
+PIXELS_PER_TASK: Final = 64 * 2**20
+"""Of all frames, 0.8 GB of them, unless a prompt has more: its device holds those of a task to
+score them."""
 FETCH_SECONDS: Final = 60.0
 
 
@@ -259,8 +261,9 @@ def prompts_of_tasks(config: RunConfig, count: int) -> list[range]:
         config: of the run.
         count: prompts of the evaluation.
     """
-    frames = config.evaluation.samples_per_prompt * config.model.num_frames  # of a prompt
-    size = max(1, IMAGES_PER_TASK // frames)
+    number = config.evaluation.samples_per_prompt  # of a prompt
+    pixels = number * prod(config.model.size)
+    size = max(1, min(SAMPLES_PER_TASK // number, PIXELS_PER_TASK // pixels))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

@@ -11,11 +11,11 @@ from flows.evaluate import _Evaluation, prompts_of_tasks
 
 
 @pytest.mark.parametrize(
-    ("frames", "samples", "size"), [(1, 8, 8), (1, 1, 64), (1, 100, 1), (5, 2, 6), (81, 8, 1)]
+    ("frames", "samples", "size"), [(1, 8, 8), (1, 1, 64), (1, 100, 1), (5, 2, 16), (81, 8, 1)]
 )
 def test_who_judges_a_task_holds_no_more_than_some_images_or_a_prompt(frames, samples, size):
     """Of videos all frames are held to be scored."""
-    model = {"family": "wan", "path": "x", "num_frames": frames}
+    model = {"family": "wan", "path": "x", "num_frames": frames, "height": 480, "width": 832}
     settings = {"model": model, "evaluation": {"samples_per_prompt": samples}}
     tasks = prompts_of_tasks(RunConfig.model_validate(settings), 130)
     assert [place for own in tasks for place in own] == list(range(130))
