@@ -38,8 +38,7 @@ def _check_order(now: Snapshot) -> None:
     assert all(before <= after for before, after in pairwise([*versions, now.version]))
     if now.finishing:
         newest = [max(state.loaded, default=-1) for state in now.fleet.devices]
-        awaits_copy = now.copies.under_way and any(state.leaving for state in now.fleet.devices)
-        is_late = awaits_copy or min(newest) < versions[0]
+        is_late = bool(now.awaited()) or min(newest) < versions[0]
         assert is_late, "an iteration is over and nobody was told"
 
 

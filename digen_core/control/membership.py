@@ -103,7 +103,7 @@ class Membership:
 
     def _is_needed(self, device: DeviceState) -> bool:
         name, it = device.name, self._it
-        if device.queue or it.pushes.involve(name) or it.copies.involve(name):
+        if it.is_busy(device):
             return True
         if name == it.fleet.holder:
             updating = any(iteration.reducing for iteration in it.iterations)

@@ -179,11 +179,6 @@ class Copies:
         """Return what it would take to go on from here."""
         return CopiesSnapshot(tuple(self._under_way))
 
-    @property
-    def are_under_way(self) -> bool:
-        """Whether a state is copied."""
-        return bool(self._under_way)
-
     def of(self, version: int) -> list[CopyState]:
         """Have the standby copy the state of a version, unless it has done so or is about to."""
         standby = self._standby()

@@ -151,3 +151,17 @@ class Snapshot:
     finishing: tuple[tuple[FinishIteration, int], ...]
     pushes: PushesSnapshot
     copies: CopiesSnapshot
+
+    def awaited(self) -> list[str]:
+        """Return the devices that the last iteration waits for though they hold its version.
+
+        What they do when they have done what is under way shows in it: they leave, or turn back.
+        """
+        pulling = {name for do in self.pushes.under_way for name in (do.device, do.source)}
+        busy = pulling | {name for do in self.copies.under_way for name in (do.device, do.source)}
+        return [
+            state.name
+            for state in self.fleet.devices
+            if (state.leaving and (state.queue or state.name in busy))
+            or (state.queue and state.home == "rollout" and state.mode == "trainer")
+        ]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from digen_core.control.devices.device_state import Work
+from digen_core.control.devices.device_state import DeviceState, Work
 from digen_core.control.devices.fleet import Fleet
 from digen_core.control.dispatch import Dispatcher
 from digen_core.control.generation import UsableVersions
@@ -128,6 +128,11 @@ class ControllerState:
     def survives(self, lost: Collection[str]) -> bool:
         """Say whether the run can go on without devices: somebody has the optimizer's state."""
         return self.copies.survive(lost, self.needed_versions() | {self.version})
+
+    def is_busy(self, device: DeviceState) -> bool:
+        """Say whether a device was told to do something, or others to do something with it."""
+        name = device.name
+        return bool(device.queue) or self.pushes.involve(name) or self.copies.involve(name)
 
     def error(self, what: str) -> ControllerError:
         """Return an error that says what does not fit, and the state."""

@@ -144,18 +144,20 @@ class Updates:
         it, finished = self._it, list[Instruction]()
         while it.finishing:
             finish, version = it.finishing[0]
-            if not it.fleet.all_hold(version) or self._is_last_for_who_leaves:
+            if not it.fleet.all_hold(version) or self._is_last_and_awaited:
                 break
             it.finishing.popleft()
             finished.append(finish)
         return finished
 
     @property
-    def _is_last_for_who_leaves(self) -> bool:
-        """Whether one iteration is left, and a device leaves when a copy of the state is made.
+    def _is_last_and_awaited(self) -> bool:
+        """Whether one iteration is left, and more will be told when what is under way is done.
 
-        What others are told when it goes shows in an iteration.
+        A device that leaves goes then, and one that turned to train turns back. That, and what
+        others are told of it, shows in an iteration.
         """
         it = self._it
-        is_last = len(it.finishing) == 1 and not (it.iterations or it.offered)
-        return is_last and it.copies.are_under_way and bool(it.fleet.leaving())
+        if it.iterations or it.offered or len(it.finishing) > 1:
+            return False
+        return any(map(it.is_busy, it.fleet.leaving())) or it.fleet.any_turns_to_train()

@@ -98,6 +98,7 @@ def _iterations(now: Snapshot) -> Iterator[IterationNow]:
         lacks = lacks or [
             f"the copy of v{do.version} on {do.device}" for do in now.copies.under_way
         ]
+        lacks = lacks or _listed("devices that leave or turn back", now.awaited())
         yield IterationNow(finish.iteration + 1, tuple(lacks))
     for place, iteration in enumerate(now.iterations):
         lacks = _lacks(iteration)

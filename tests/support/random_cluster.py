@@ -193,6 +193,16 @@ class RandomCluster:
                 do = self.queues[choices[place]].pop(0)
             self.tell(self._event_of(do, pause_odds))
 
+    def settle(self) -> None:
+        """Do what is still under way when all iterations are over: nothing is told any more.
+
+        There is no flow run in which it would show.
+        """
+        while under_way := [own for own in (self.others, *self.queues.values()) if own]:
+            event = self._event_of(self.random.choice(under_way).pop(0), 0.0)
+            told = self.it.handle(event)
+            assert not told, f"no iteration is open: {told}"
+
     def _be_late(self, odds: float) -> None:
         """Tell, maybe, that a fragment is late that is under way."""
         first = (own[0] for _, own in sorted(self.queues.items()) if own)

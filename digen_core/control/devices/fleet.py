@@ -121,6 +121,13 @@ class Fleet(Register):
         """Say whether every device holds a version, or a newer one."""
         return all(max(traits.loaded, default=-1) >= version for traits in self._index.traits())
 
+    def any_turns_to_train(self) -> bool:
+        """Say whether a device that is there to generate is at a task of the other role."""
+        return any(
+            traits.num_queued and traits.home == "rollout" and traits.mode == "trainer"
+            for traits in self._index.traits()
+        )
+
     def with_room(self, depth: int, after: DeviceState | None) -> Iterator[DeviceState]:
         """Yield the first device of each traits that was told to do less than ``depth`` things.
 

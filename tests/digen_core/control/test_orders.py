@@ -18,6 +18,7 @@ from support.control_strategies import NUM_ITERATIONS, schedules, workloads
 from support.random_cluster import (
     TRAINED,
     RandomCluster,
+    make_controller,
     make_costs,
     make_devices,
     make_workload,
@@ -57,6 +58,7 @@ def run(
         mixed=mixed,
     )
     cluster.run(NUM_ITERATIONS, late_odds=0.1, **options)
+    cluster.settle()
     for index in range(NUM_ITERATIONS):
         trained = [pair for (of, _), own in cluster.trained.items() if of == index for pair in own]
         assert len(trained) == len(set(trained)), "a pair was trained twice"
@@ -211,6 +213,49 @@ def test_a_holder_whose_state_is_copied_leaves_before_the_last_iteration_is_over
     assert it.handle(done(copy)) == [
         p.Release("trainer-0"),
         p.FinishIteration(0, updated=True),
+    ]
+
+
+def until_left(it: Controller, kind: type) -> list[p.Instruction]:
+    """Run an iteration but for instructions of a kind; return these."""
+    for push in it.start():
+        it.handle(done(push))
+    left, told = [], it.handle(p.IterationOffered(0, TRAINED))
+    while told:
+        do, *told = told
+        if isinstance(do, kind):
+            left.append(do)
+        else:
+            told += it.handle(done(do))
+    return left
+
+
+def test_a_standby_that_leaves_turns_before_the_last_iteration_is_over():
+    """The next one is told to copy the state then."""
+    it = make_controller("colocated", 1, 2, switch=0.3, copies_state=True)
+    pushes = until_left(it, p.Push)
+    assert it.handle(p.DeviceLeaving("worker-1")) == []
+    turns = [turn for push in pushes for turn in it.handle(done(push))]
+    assert turns == [p.Switch(f"worker-{i}", "rollout") for i in range(3)]
+    assert it.handle(done(turns[0])) == []
+    (left,) = waiting(it.snapshot(), []).iterations
+    assert left.lacks == ("devices that leave or turn back: worker-1",)
+    assert it.handle(done(turns[1])) == [
+        p.Release("worker-1"),
+        p.CopyState(1, "worker-2", "worker-0"),
+        p.FinishIteration(0, updated=True),
+    ]
+    assert it.handle(done(turns[2])) == []
+
+
+def test_who_turned_to_train_in_vain_turns_back_before_the_last_iteration_is_over():
+    workload = make_workload(num_groups=1)
+    it = make_controller("elastic", 2, 1, switch=0.05, workload=workload)
+    turns = until_left(it, p.Switch)
+    assert turns == [p.Switch(f"rollout-{i}", "trainer") for i in range(2)]
+    assert [it.handle(done(turn)) for turn in turns] == [
+        [p.Switch("rollout-0", "rollout")],
+        [p.Switch("rollout-1", "rollout"), p.FinishIteration(0, updated=True)],
     ]
 
 
