@@ -26,10 +26,13 @@ def saved_rows(folder: Path, columns: Sequence[str]) -> Iterator[Row]:
     except (KeyError, TypeError) as error:
         raise ConfigError(f"cannot read the dataset folder {folder}: {error!r}") from error
     batches = _streams(files, folder)
-    for first in batches:
-        places = columns_of(columns, first.schema.names, folder)
-        rows = _table_rows(chain([first], batches), places.names, str(folder))
-        yield from places.of(rows)
+    try:
+        for first in batches:
+            places = columns_of(columns, first.schema.names, folder)
+            rows = _table_rows(chain([first], batches), places.names, str(folder))
+            yield from places.of(rows)
+    except UnicodeDecodeError as error:  # the name of a column
+        raise ConfigError(f"cannot read the dataset folder {folder}: {error}") from error
 
 
 def _streams(files: Sequence[Path], folder: Path) -> Iterator[pa.RecordBatch]:
@@ -68,7 +71,7 @@ def _rows_of_file(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             num_rows = min(max(MAX_BYTES // max(size, 1), 1), 8192)
             batches = file.iter_batches(num_rows, columns=places.names)
             yield from places.of(_table_rows(batches, places.names, str(path)))
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise ConfigError(f"cannot read the prompt file {path}: {error}") from error
 
 
@@ -114,7 +117,9 @@ def _size_of(value: object) -> int:
 
 def _values(batch: pa.RecordBatch, columns: Sequence[str], name: str) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = batch.select(list(columns)).to_pylist()
+        chosen = batch.select(list(columns))
+        chosen.validate(full=True)  # of a damaged file a length may lead out of memory
+        found: list[dict[str, Any]] = chosen.to_pylist()
     except (
         KeyError,
         ValueError,

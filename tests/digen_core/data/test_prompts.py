@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from struct import pack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -353,6 +354,25 @@ def test_a_file_that_cannot_be_read_is_a_config_error(name, content, tmp_path):
     named = tmp_path if name == "state.json" else path
     with pytest.raises(UserError, match=str(tmp_path)):
         train_prompts(config_of(train=str(named)))
+
+
+@pytest.mark.parametrize(
+    ("write", "file", "was", "damaged"),
+    [
+        (write_parquet, "prompts.parquet", b"caption", b"c\xffption"),
+        (write_saved, "data-00000-of-00002.arrow", b"caption", b"c\xffption"),
+        # where texts end: the second one would have fewer than no characters
+        (write_saved, "data-00001-of-00002.arrow", pack("<3i", 0, 13, 32), pack("<3i", 0, 99, 32)),
+    ],
+    ids=["column of parquet", "column of arrow", "text of arrow"],
+)
+def test_a_damaged_table_is_a_config_error(write, file, was, damaged, tmp_path):
+    path, train = tmp_path / file, write(tmp_path)
+    content = path.read_bytes()
+    assert was in content
+    path.write_bytes(content.replace(was, damaged))
+    with pytest.raises(UserError, match=f"cannot read the .* {tmp_path}"):
+        train_prompts(config_of(train=train, **SETTINGS))
 
 
 def test_a_folder_with_several_splits_is_refused(tmp_path):
