@@ -25,7 +25,7 @@ def story_of(log: Log, asked: Topic) -> list[Line]:
     lines: list[Line] = []
     for one in log.segments[0].mark.under_way:
         lines += _ordered(one, asked)
-    under_way = UnderWay(log.segments[0].mark.under_way)
+    under_way = UnderWay(log.segments[0].mark)
     for segment in log.segments:
         for handled in segment.handled:
             lines += _happened(handled, under_way.take(handled), asked)

@@ -1,11 +1,11 @@
 """The instructions of a run that were given and not answered, and since when."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from digen_core.control import protocol as p
 from digen_core.control.protocol import Batch, Event, Fragment, Instruction
-from digen_core.eventlog.entries import Asked, Handled, Segment
+from digen_core.eventlog.entries import Asked, Handled, Mark, Segment
 
 
 class Subject(NamedTuple):
@@ -18,11 +18,14 @@ class Subject(NamedTuple):
 class UnderWay:
     """The instructions that were given and not answered: fed by entries, in order."""
 
-    def __init__(self, asked: Iterable[Asked] = ()) -> None:
+    def __init__(self, mark: Mark) -> None:
         #: By subject, no list is empty; of several the first given is answered first.
         self._asked: dict[Subject, list[Asked]] = {}
-        for one in asked:
+        for one in mark.under_way:
             self._add(one)
+        states = mark.snapshot.fleet.devices
+        #: In the order in which they came: the first holds the optimizer's state.
+        self._trainers = [own.name for own in states if "trainer" in own.device.roles]
 
     def __iter__(self) -> Iterator[Asked]:
         every = (one for alike in self._asked.values() for one in alike)
@@ -32,18 +35,37 @@ class UnderWay:
         """Go on by an entry; return what its event answered, or lost with its devices."""
         match handled.event:
             case p.DevicesLost(devices):
-                again = [do for do in handled.instructions if isinstance(do, p.Push)]
-                ended = [one for one in self if _is_lost(one.instruction, devices, again)]
-                for one in ended:
-                    self._remove(subject_of(one.instruction), one)
+                ended = self._lost_with(devices)
             case p.GroupsReplaced(iteration, groups):
                 ended = self._asked_about(iteration, {old for old, _ in groups})
             case event:
                 ended = [self._remove(s) for s in answered_by(event) if s in self._asked]
+        match handled.event:
+            case p.DeviceJoined(device) if "trainer" in device.roles:
+                self._trainers.append(device.name)
         for instruction in handled.instructions:
-            if not isinstance(instruction, p.FinishIteration | p.Release):
-                self._add(Asked(handled.time, instruction))
+            match instruction:
+                case p.Release(name):
+                    self._trainers = [own for own in self._trainers if own != name]
+                case p.FinishIteration():
+                    pass
+                case _:
+                    self._add(Asked(handled.time, instruction))
         return ended
+
+    def _lost_with(self, devices: tuple[str, ...]) -> list[Asked]:
+        """Remove what is never answered, as devices are lost: with the holder, all pushes."""
+        was_holder = self._trainers[0] in devices
+        self._trainers = [own for own in self._trainers if own not in devices]
+        lost = [
+            one
+            for one in self
+            if (was_holder and isinstance(one.instruction, p.Push))
+            or _is_lost(one.instruction, devices)
+        ]
+        for one in lost:
+            self._remove(subject_of(one.instruction), one)
+        return lost
 
     def _asked_about(self, iteration: int, groups: set[int]) -> list[Asked]:
         """Remove the question for advantages of which some groups were replaced."""
@@ -67,16 +89,8 @@ class UnderWay:
         return ended
 
 
-def _is_lost(do: Instruction, devices: tuple[str, ...], again: list[p.Push]) -> bool:
-    """Say whether an instruction is never answered, as devices are lost.
-
-    Args:
-        do: the instruction.
-        devices: that are lost.
-        again: pushes that were given since: with the holder of the state those before are void.
-    """
-    if isinstance(do, p.Push) and any(subject_of(do) == subject_of(push) for push in again):
-        return True
+def _is_lost(do: Instruction, devices: tuple[str, ...]) -> bool:
+    """Say whether an instruction needs devices that are lost."""
     match do:
         case p.CopyState(source=source):
             needed = {do.device, source}
@@ -89,7 +103,7 @@ def _is_lost(do: Instruction, devices: tuple[str, ...], again: list[p.Push]) -> 
 
 def after(segment: Segment) -> UnderWay:
     """Return what is under way at the end of a segment."""
-    found = UnderWay(segment.mark.under_way)
+    found = UnderWay(segment.mark)
     for handled in segment.handled:
         found.take(handled)
     return found

@@ -105,6 +105,25 @@ def test_while_the_update_is_made_and_pushed(it):
     assert devices(now_of(it))["rollout-1"] == (("load v1 from trainer-0",), "")
 
 
+def test_with_the_holder_all_pushes_are_void_whoever_is_asked_again():
+    """A version crosses to a site once: one of two devices is asked again, the other one waits."""
+    near = [p.Device(f"near-{i}", frozenset({"rollout"}), site="a") for i in range(2)]
+    trainers = [p.Device(f"{site}-0", frozenset({"trainer"}), site=site) for site in "ab"]
+    schedule = Schedule(LAYOUTS["gap"], copies_state=True)
+    it = Recorder(Controller([*near, *trainers], make_workload(), schedule, make_costs()))
+    copy, *pushes = it.start()
+    assert {push.device for push in pushes} == {"near-0", "near-1", "a-0", "b-0"}
+    it.handle(done(copy))
+    told = it.handle(p.DevicesLost(("a-0",)))
+    assert {do.device for do in told} == {"near-0", "b-0"}
+    assert given(it) == told
+    it.handle(p.DeviceJoined(trainers[0]))
+    copy, *_ = given(it)[len(told) :]
+    it.handle(done(copy))
+    told = it.handle(p.DevicesLost(("b-0",)))
+    assert given(it) == told, "the one that came back holds the state now"
+
+
 def test_between_iterations(it):
     finish(it, do=given(it), until=p.FinishIteration)
     now = now_of(it)
