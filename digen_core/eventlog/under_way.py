@@ -55,7 +55,7 @@ class UnderWay:
 
     def _lost_with(self, devices: tuple[str, ...]) -> list[Asked]:
         """Remove what is never answered, as devices are lost: with the holder, all pushes."""
-        was_holder = self._trainers[0] in devices
+        was_holder = any(own in devices for own in self._trainers[:1])
         self._trainers = [own for own in self._trainers if own not in devices]
         lost = [
             one
