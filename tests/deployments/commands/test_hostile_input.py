@@ -230,7 +230,7 @@ FILES: dict[str, tuple[Spoil, list[str], str]] = {
     "bytes as text": (
         parquet({"prompt": pa.array([b"\xff"]).view(pa.string())}),
         prompts("p.parquet"),
-        "cannot read the prompt file p.parquet: 'utf-8' codec",
+        "cannot read the prompt file p.parquet: In column 0: Invalid: Invalid UTF8",
     ),
     "Parquet by its ends only": (
         write("p.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1"),

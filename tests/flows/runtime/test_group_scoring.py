@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from digen_core.config.run import RunConfig
-from digen_core.control.protocol import Fragment, FragmentScored, Score
+from digen_core.control.protocol import Device, Fragment, FragmentScored, Score
 from digen_core.data.prompts import Prompt
 from flows import evaluate
 from flows.runtime.group_scoring import GroupScoring
@@ -170,7 +170,7 @@ def test_a_server_that_is_asked_about_samples_is_not_soon_taken_for_a_task_that_
     assert [work.lasts for work in scoring._submitter.works] == [lasts, lasts]
     asked = []
     monkeypatch.setattr(evaluate, "sends_deltas", lambda *of: False)
-    devices = {"rollout-0": SimpleNamespace(kind="h100")}
+    devices = {"rollout-0": Device("rollout-0", frozenset({"rollout"}), "h100")}
     costs = SimpleNamespace(kinds={"h100": SimpleNamespace(fragment=lambda *of: 5.0)})
     run.progress = SimpleNamespace(version=1, known_costs=costs, holder="rollout-0", state="state")
     run.fleet = SimpleNamespace(known=devices, workers_of=lambda name: ("at",))
