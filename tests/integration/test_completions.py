@@ -80,6 +80,7 @@ def test_failed_unready_and_cancelled_tasks_complete_too(lean, dask_cluster, tmp
     run(lean, body, tmp_path / "gate")
 
 
+@pytest.mark.ci
 def test_flows_at_once_catch_only_their_own_tasks(lean):
     def subflow(name):
         with Completions() as done, tags(name):

@@ -119,6 +119,7 @@ def test_a_run_whose_limit_is_reached_ends_after_the_iteration(
     assert all(flow_run.state.is_cancelled() for flow_run in others)
 
 
+@pytest.mark.ci
 def test_a_run_whose_record_cannot_be_published_fails(tree, cluster_address, prefect_backend):
     from flows.post_train import post_train
     from flows.runtime.observers import watching

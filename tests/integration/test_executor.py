@@ -125,6 +125,7 @@ def test_a_paused_fragment_goes_on_elsewhere_as_if_nothing_had_been(in_a_run):
     assert in_a_run(body) >= 4
 
 
+@pytest.mark.ci
 def test_at_most_two_tasks_of_a_fragment_are_submitted(in_a_run):
     def body(run):
         it = Driver(run)
@@ -153,6 +154,7 @@ def test_a_prompt_that_comes_again_is_not_encoded_again(in_a_run):
     assert in_a_run(body) == 1  # both groups, in one task
 
 
+@pytest.mark.ci
 def test_a_condition_that_is_gone_is_not_made_anew_by_a_device_without_the_encoder(in_a_run):
     """One device had embedded the prompt, another one has generated of it, a third one trains."""
 
@@ -189,6 +191,7 @@ def limit_rows(run_id: str, limit: int | None) -> None:
     policy.velocity = limited
 
 
+@pytest.mark.ci
 def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
     def body(run):
         it = Driver(run)
@@ -222,6 +225,7 @@ def test_a_pack_that_does_not_fit_adds_nothing(in_a_run):
         np.testing.assert_array_equal(limited.gradient[name], value)
 
 
+@pytest.mark.ci
 def test_samples_that_do_not_fit_are_denoised_in_parts(in_a_run):
     """With the same numbers, and it is said once of the device."""
     from flows.runtime.observers import watching

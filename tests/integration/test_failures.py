@@ -22,6 +22,7 @@ def run(tree: dict, changes: dict) -> None:
     post_train(RunConfig.model_validate(merged(tree, changes)))
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("reward", "message"),
     [

@@ -140,6 +140,7 @@ def _measuring() -> dict[str, int]:
     return {run: own.gang.size for run, own in _engines.items()}
 
 
+@pytest.mark.ci
 def test_a_gang_is_measured_as_one_for_the_choice_of_a_layout(tree, address):
     """Also if it is still formed for the run before: its leader alone would wait for the others."""
     from distributed import Client

@@ -61,6 +61,7 @@ class Asking(Watch):
             time.sleep(0.1)
 
 
+@pytest.mark.ci
 def test_a_run_is_paused_resumed_and_cancelled(tree, cluster_address, prefect_backend):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, LogFilter

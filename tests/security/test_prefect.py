@@ -79,6 +79,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("knows_password", [False, True])
 @pytest.mark.parametrize("case", ATTACKS)
 def test_nobody_else_starts_a_run(case, knows_password, server, deployment):

@@ -18,6 +18,7 @@ from support.gang_processes import run_gang
 SIZES = [1, 2, 3, 4]
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("scale", [1e-3, 100.0], ids=["whole", "clipped"])
 def test_members_step_their_rows(tmp_path, size, scale):

@@ -119,6 +119,7 @@ def test_members_parts_add_up_to_the_gradient(tiny_families, tmp_path, size, dev
     compare(size, tmp_path, tiny_families, DAILY[size], device)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("device", "kernel", "dtype"),
     [

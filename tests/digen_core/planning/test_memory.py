@@ -257,6 +257,7 @@ def test_candidates_in_float8_take_what_such_samples_do(tiny_families):
         assert found.step(count) == max(plain.step(count), low.step(count)) > plain.step(count)
 
 
+@pytest.mark.ci
 def test_cuda_graphs_keep_a_step_on_devices_that_generate(tiny_families):
     folder = Path(tiny_families["sd3"])
     plain, graphed = (

@@ -14,6 +14,7 @@ WITHOUT_WAITS = [name for name in FAMILIES if name not in ("qwen_image", "ltx2")
 """Of the others diffusers sends numbers to the device in each pass."""
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("model", sliced(WITHOUT_WAITS, often=("flux", "flux2")))
 def test_a_forward_pass_is_launched_without_a_wait(model, tiny_families):
     with second_device() as device, torch.no_grad():
@@ -27,6 +28,7 @@ def test_a_forward_pass_is_launched_without_a_wait(model, tiny_families):
     assert waits == []
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize("transition", ["flow_sde", "cps"])
 def test_a_step_is_looked_at_once_the_next_one_is_launched(transition, tiny_flux, monkeypatch):
     """Noise is sent meanwhile: to a GPU without a wait."""

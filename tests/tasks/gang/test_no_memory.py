@@ -75,6 +75,7 @@ def test_a_sum_without_packs_is_reduced_where_one_did_not_fit_on_a_member(gang, 
     assert (total.gradient, total.packs) == ({}, frozenset())
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("rank", "place"),
     [
@@ -95,6 +96,7 @@ def test_in_a_gang_that_computes_together_one_line_says_what_to_change(
         call(bodies.train_twice, tiny_flux, shares, rank, place)
 
 
+@pytest.mark.ci_but_one
 @pytest.mark.parametrize(
     ("place", "rank"),
     [
