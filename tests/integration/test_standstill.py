@@ -116,7 +116,8 @@ def test_a_run_that_stands_still_says_what_waits_for_what(
     assert any("digen explain" in text for text in watch.warnings)
 
     assert now["old"] == "", "the run was asked, and answered"
-    assert now["why"] == "digen explain asked"
+    # it was answered; on a slow machine the run may have said meanwhile that it stands still again
+    assert now["why"].startswith(("digen explain asked", "nothing had happened"))
     assert now["replay"].startswith("replayed: a new controller says the same to all ")
     devices = {device["name"]: device for device in now["devices"]}
     assert devices["rollout-0"]["doing"], "it is what everybody waits for"

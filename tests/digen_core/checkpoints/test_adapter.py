@@ -6,6 +6,7 @@ Judges are diffusers' own conversions from those formats, of LoRAs and of whole 
 import dataclasses
 import re
 from pkgutil import resolve_name
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -373,6 +374,9 @@ def is_fused_single(name):
 
 @torch.no_grad()
 def velocity(policy, transformer, condition):
+    """The policy's velocity with another transformer, which computes as the policy's own does."""
+    if isinstance(own := vars(policy.transformer).get("forward"), MethodType):  # a pass of ours
+        transformer.forward = MethodType(own.__func__, transformer)
     policy.transformer = transformer
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *policy.latent_shape, generator=generator, dtype=policy.latent_dtype)
