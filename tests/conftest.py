@@ -74,9 +74,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _leave_to_ci(items: list[pytest.Item]) -> None:
     """Mark as ``ci`` all cases of a test that is marked ``ci_but_one``, but for its first one.
 
-    The first is that which ``make test`` has: those that other suites have do not count.
+    The first is that which ``make test`` has: those that it leaves out anyway do not count.
     """
-    others = set().union(*SLICED)
+    others = {"ci", "gpu"}.union(*SLICED)
     begun: set[str] = set()
     for item in items:
         if not item.get_closest_marker("ci_but_one") or any(map(item.get_closest_marker, others)):

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from deployments.cli import run
 from deployments.shipped import RECIPES, recipe_files
 from deployments.views.size import as_markdown, print_rows, quantities, size
+from digen_core.config.families import FAMILIES
 from digen_core.config.load import load_config
 from digen_core.config.run import RunConfig
 from digen_core.config.size import tokens_of
@@ -241,6 +242,15 @@ def test_a_group_costs_what_its_images_make_it_cost(tiny_families):
     assert cost_of_default(config.model) == 1 > cost_of_default(config.model, 2) == found[1]
     elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "x"})})
     assert group_costs(elsewhere, 0, (1, 4, 4, 4)) == pytest.approx((0.4, 1, 1, 1))
+
+
+def test_the_usual_frames_are_those_of_published_models():
+    videos = {name for name, (own, _) in PUBLISHED.items() if FAMILIES[family_of(own)].makes_videos}
+    assert videos
+    for name in videos:
+        family = FAMILIES[family_of(PUBLISHED[name][0])]
+        vae = json.loads((SETTINGS / name / "vae/config.json").read_text())
+        assert family.frames(vae) == family.usual_frames, name
 
 
 @pytest.mark.ci
