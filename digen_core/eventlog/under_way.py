@@ -40,9 +40,8 @@ class UnderWay:
                 ended = self._asked_about(iteration, {old for old, _ in groups})
             case event:
                 ended = [self._remove(s) for s in answered_by(event) if s in self._asked]
-        match handled.event:
-            case p.DeviceJoined(device) if "trainer" in device.roles:
-                self._trainers.append(device.name)
+        if isinstance(handled.event, p.DeviceJoined) and "trainer" in handled.event.device.roles:
+            self._trainers.append(handled.event.device.name)
         for instruction in handled.instructions:
             match instruction:
                 case p.Release(name):
