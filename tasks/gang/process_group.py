@@ -176,6 +176,8 @@ def _store(join: Join, listener: socket | None) -> Store:
 
     On one host it is a file, beside their folder, which goes with the last member that lets go of
     it, by torch: if another one removed it just then, who lets go would wait for it, and be ended.
+    Two that let go at once may each take the other for the last: then Dask removes it, with the
+    leader's folder.
     """
     if join.store is None:
         return FileStore(f"{join.folder}.store", join.size)

@@ -327,7 +327,9 @@ def socket_and_folder(dask_worker):
 
 
 def gang_folders():
-    return [found.name for found in Path(get_worker().local_directory).glob("gang-*")]
+    """Return the folders of the gangs; a store's file may stay, see `process_group._store`."""
+    found = Path(get_worker().local_directory).glob("gang-*")
+    return [path.name for path in found if path.is_dir()]
 
 
 def summed_after(_, value, seconds):
