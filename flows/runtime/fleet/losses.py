@@ -145,11 +145,14 @@ def _require_progress(run: RunContext, text: str) -> None:
 def _require_pool_workers(run: RunContext, workers: Mapping[str, Presence]) -> None:
     """Check that every pool has workers; one that has none is waited for, as the last of a role is.
 
+    A run that is paused needs none: it waits once it goes on.
+
     Raises:
         WorkerLostError: one has had none for ``cluster.rejoin_timeout`` seconds.
     """
     filled = {resource for worker in workers.values() for resource in worker.resources}
-    empty = [pool for pool in run.fleet.pools if pool not in filled]
+    needed = () if run.control.held else run.fleet.pools
+    empty = [pool for pool in needed if pool not in filled]
     for pool in empty:
         if pool not in run.fleet.empty_since:
             say(f"waiting for a worker of the pool {pool!r}: none is left")

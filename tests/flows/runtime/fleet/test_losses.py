@@ -11,6 +11,7 @@ from digen_core.errors import UserError
 from flows.runtime.fleet import joining, losses, task_set
 from flows.runtime.fleet.fleet import Fleet
 from flows.runtime.fleet.watch import Seen
+from flows.runtime.requests import Control
 from tasks.cluster.calls import WorkerLostError
 from tasks.cluster.presence import Presence
 from tasks.runner.completions import Completion
@@ -32,6 +33,7 @@ def run(monkeypatch):
     seen = Seen(workers, {"room": "is a gang whose member room.1 was lost"})
     found = SimpleNamespace(fleet=fleet, client=None, told={}, dismissed=[])
     found.watch = SimpleNamespace(look=lambda *of: seen)
+    found.control = Control()
 
     def told_by(client, followers):
         return next((found.told[at] for at in followers if at in found.told), None)
@@ -72,7 +74,6 @@ def test_why_a_task_failed_is_read_before_who_is_gone(run, monkeypatch):
     completion = SimpleNamespace(
         task_run_id=task, succeeded=False, error_types=types, error_text="too small"
     )
-    run.control = SimpleNamespace(check=lambda: None)
     run.watch.end = lambda ids: None
     looked = []
     monkeypatch.setattr(task_set, "look", looked.append)
@@ -106,7 +107,6 @@ def test_a_newcomer_that_fails_leaves_it_to_others_to_find_who_is_lost(run, monk
 
 
 def test_what_fails_by_itself_while_a_device_is_lost_is_told(run):
-    run.control = SimpleNamespace(check=lambda: None)
     run.watch.is_due, run.watch.end = False, lambda ids: None
     future = SimpleNamespace(task_run_id=UUID(int=1))
     ends = iter([Completion(future, "FAILED", "Failed", "no space left on device")])
@@ -139,6 +139,11 @@ def test_a_pool_that_is_empty_is_waited_for_as_a_role_is(run, monkeypatch):
     run.fleet.pools = {"judges": ["j-0"]}
     there = {SINGLE: Presence("single", SINGLE, BOTH, 0.1)}
     run.watch.look = lambda *of: Seen(there)
+    run.control.held = True  # paused, for a night: the pool's machine may be given to others
+    for clock[0] in (-9000.0, -1.0):
+        losses.look(run)
+    assert not said
+    run.control.held = False
     for clock[0] in (0.0, 31.0, 600.0):  # its machine starts anew
         losses.look(run)
     assert said == ["waiting for a worker of the pool 'judges': none is left"]
