@@ -1,6 +1,7 @@
 """Make the workers ready: load the model everywhere, make the first version, and push it."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Final
 
 from prefect import flow
@@ -45,16 +46,23 @@ def prepare(run_id: str) -> Conductor:
         try:
             with Completions() as completions, TaskSet(run, completions) as task_set:
                 _make_ready(run, task_set)
-            conductor = Conductor(run)
-            with Completions(run.inbox):
-                setup = Round(index=-1, prompts=[])
-                conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
-            return conductor
+            return _started(run)
         except (
             DevicesLostError,
             StateLostError,
         ):  # reported already; what is left is enough, or waits
             continue
+
+
+def _started(run: RunContext) -> Conductor:
+    """Return a conductor whose devices all have the first version; one that fails has ended."""
+    with ExitStack() as unless_started:
+        conductor = unless_started.enter_context(Conductor(run))
+        with Completions(run.inbox):
+            setup = Round(index=-1, prompts=[])
+            conductor.start(OpenIteration(setup, IterationRecorder(run, setup), 0))
+        unless_started.pop_all()
+        return conductor
 
 
 def _make_ready(run: RunContext, task_set: TaskSet) -> None:

@@ -13,10 +13,12 @@ from digen_core.records import Span
 from flows import evaluate, export, prepare
 from flows.prepare import complete_profile
 from flows.runtime.context import registered
+from flows.runtime.fleet.joining import Newcomer, new_workers
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.fleet.watch import MIN_WARNING
 from flows.runtime.scheduling import learn_costs
 from support.contexts import run_context
+from tasks.cluster.presence import Presence
 
 
 def test_devices_that_came_before_a_run_goes_on_have_costs(tmp_path, monkeypatch):
@@ -43,6 +45,28 @@ def test_devices_that_came_before_a_run_goes_on_have_costs(tmp_path, monkeypatch
     span = Span(0, "score g00 f0", "score", "rollout-1", 0.0, 0.0, 2.0, group=0, num_items=2)
     learn_costs(run, [span])
     assert run.progress.known_costs.reward == known.reward, "it is of no pool"
+
+
+def test_who_comes_while_the_first_push_fails_is_taken_in(tmp_path, monkeypatch):
+    """It was made ready for a conductor that was no more; a run that lacked its role waited on."""
+    run = run_context(tmp_path, RunConfig.model_validate({"schedule": {"layout": "tsp"}}))
+    coming, found = Presence("c", "at c", frozenset({"trainer"}), 0.0), []
+
+    def start(conductor, setup):
+        if len(found) == 1:
+            run.fleet.making_ready(Newcomer(coming, coming.roles))
+            raise StateLostError("the optimizer's state was lost with worker trainer-0")
+
+    monkeypatch.setattr(
+        prepare, "await_roles", lambda run: found.append(new_workers(run, {"at c": coming}))
+    )
+    monkeypatch.setattr(prepare, "Completions", nullcontext)
+    monkeypatch.setattr(prepare, "_make_ready", lambda *of: None)
+    monkeypatch.setattr(prepare.Conductor, "start", start)
+    with registered(run):
+        conductor = prepare.prepare.fn(run.run_id)
+    assert found == [[coming], [coming]]
+    assert not conductor._runs._is_closed
 
 
 @pytest.mark.parametrize("flow", [evaluate.evaluate, export.export], ids=lambda flow: flow.name)
