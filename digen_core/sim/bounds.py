@@ -5,23 +5,29 @@ known. Jitter is left out: with it an iteration can by luck be faster than its b
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from digen_core.control.fragments import fragments_of, rounded_cost
+from digen_core.control.schedule import generation_costs
 from digen_core.sim.least_time import Group, Work, least_seconds
 from digen_core.sim.scenario import Scenario
 
 
 def groups_of(
-    scenario: Scenario, num_rollout: int | None = None, *, wait: float = 0.0
+    scenario: Scenario, num_rollout: int | None = None, *, wait: float = 0.0, cost: float = 1.0
 ) -> list[Group]:
     """Return the devices of a scenario, the equal ones together.
+
+    Those that denoise faster than is predicted are taken to do all of the generation so.
 
     Args:
         scenario: with the devices.
         num_rollout: devices that generate; None: all do both.
         wait: seconds until those that generate begin.
+        cost: of a pair, in those of the mean group.
     """
     devices = Counter(
         (device.kind, wait if "rollout" in device.roles else 0.0)
@@ -29,10 +35,54 @@ def groups_of(
     )
     inventory = scenario.inventory
     return [
-        Group(num, kind.generation, scenario.a * kind.pack, scenario.c * kind.pair, waits)
+        Group(
+            num,
+            kind.generation * min(1.0, kind.unforeseen),
+            scenario.a * kind.pack,
+            scenario.c * kind.pair * cost,
+            waits,
+        )
         for (name, waits), num in devices.items()
         for kind in (inventory[name],)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the samples of one of an iteration's groups take."""
+
+    cost: float  # of a step, and of a pair, in those of the mean group
+    steps: int
+    pairs: int  # of the group, in all epochs
+
+
+def _parts(scenario: Scenario) -> list[_Part]:
+    """Return the groups of an iteration, with costs as the controller takes them."""
+    work, number = scenario.workload, scenario.prompts
+    costs = list(map(rounded_cost, work.group_costs)) or [1.0] * number
+    steps = work.group_steps or (scenario.steps,) * number
+    trained = work.group_trained or (scenario.trained_steps,) * number
+    times = scenario.trained_per_group * scenario.epochs
+    return [
+        _Part(cost, num_steps, num_trained * times)
+        for cost, num_steps, num_trained in zip(costs, steps, trained, strict=True)
+    ]
+
+
+def _generation(scenario: Scenario, parts: Sequence[_Part]) -> list[float]:
+    """Return the seconds that the reference device needs to generate each group."""
+    num_samples, num_steps = scenario.group_size, sum(own.steps for own in parts)
+
+    def of_samples(own: _Part, cost: float) -> float:
+        return num_samples * cost * (own.steps * scenario.d1 + scenario.vae)
+
+    fixed = scenario.generation_work - sum(of_samples(own, 1.0) for own in parts)
+    return [own.steps / num_steps * fixed + of_samples(own, own.cost) for own in parts]
+
+
+def _mean_cost(parts: Sequence[_Part]) -> float:
+    """Return what a pair costs, in the mean of all."""
+    return sum(own.cost * own.pairs for own in parts) / sum(own.pairs for own in parts)
 
 
 def floor_of(scenario: Scenario) -> float:
@@ -40,10 +90,10 @@ def floor_of(scenario: Scenario) -> float:
 
     On P equal devices (W_g + W_t(b)) / P.
     """
-    pairs = scenario.num_pairs
+    pairs, parts = scenario.num_pairs, _parts(scenario)
     packs = ceil(pairs / scenario.pack_size)
-    work = Work(scenario.generation_work, pairs, packs, scenario.pack_size)
-    return least_seconds(groups_of(scenario), work)
+    work = Work(sum(_generation(scenario, parts)), pairs, packs, scenario.pack_size)
+    return least_seconds(groups_of(scenario, cost=_mean_cost(parts)), work)
 
 
 def lower_bound(
@@ -74,8 +124,8 @@ def lower_bound(
     facts = _Facts(scenario, num_rollout, pack_size or scenario.pack_size)
     num_stale = int(stale_share * scenario.prompts + 1e-9)
     num_fresh = scenario.prompts - num_stale
-    generation, pairs = scenario.generation_work, scenario.num_pairs
-    fresh_work = generation * facts.least_share(num_fresh)
+    pairs, fresh_work = scenario.num_pairs, facts.generation(num_fresh)
+    generation = facts.generation(scenario.prompts)
     first_group = 0.0 if num_stale else facts.first_group
     step = scenario.optimizer_step
     if num_fresh:
@@ -85,7 +135,10 @@ def lower_bound(
     fresh = least_seconds(facts.groups, facts.work(fresh_work, pairs), pairs_from=first_group)
     return max(
         fresh + step,
-        least_seconds(groups_of(scenario), facts.work(generation, pairs, step=step)),
+        least_seconds(
+            groups_of(scenario, cost=_mean_cost(facts.parts)),
+            facts.work(generation, pairs, step=step),
+        ),
         scenario.prompts * scenario.group_size * scenario.reward_seconds / scenario.reward_servers,
         chain,
     )
@@ -100,24 +153,41 @@ class _Facts:
     pack_size: int
 
     @cached_property
+    def parts(self) -> list[_Part]:
+        """The groups of an iteration."""
+        return _parts(self.scenario)
+
+    @cached_property
     def groups(self) -> list[Group]:
         """Its devices, those that generate waiting for the push."""
-        return groups_of(self.scenario, self.num_rollout, wait=self.scenario.push)
+        cost = _mean_cost(self.parts)
+        return groups_of(self.scenario, self.num_rollout, wait=self.scenario.push, cost=cost)
 
-    def least_share(self, num_groups: int) -> float:
-        """Return the least share of the generation that so many groups are."""
-        steps = sorted(self.scenario.workload.group_steps)
-        if not steps:
-            return num_groups / self.scenario.prompts
-        return sum(steps[:num_groups]) / sum(steps)
+    def generation(self, num_groups: int) -> float:
+        """Return the least seconds of the reference device to generate so many groups."""
+        return sum(sorted(_generation(self.scenario, self.parts))[:num_groups])
+
+    @cached_property
+    def _fragment_work(self) -> float:
+        """Least seconds of the reference device for a fragment, however dear groups are cut."""
+        workload, reference = self.scenario.workload, self.scenario.reference
+        costs = [own.cost for own in self.parts]
+        dearness = generation_costs(costs, workload.group_steps) or [1.0] * len(costs)
+        found = {
+            (last.num_samples, own.cost, own.steps)
+            for own, dear in set(zip(self.parts, dearness, strict=True))
+            for cut in {1.0, dear}
+            for *_, last in [fragments_of(workload, 0, 0, num_steps=own.steps, dear=cut)]
+        }
+        return min(
+            steps * reference.step(number, cost) + reference.decode(number, cost)
+            for number, cost, steps in found
+        )
 
     @property
     def fragment(self) -> float:
         """Least seconds until a fragment is generated, on the fastest device at any time."""
-        scenario, push = self.scenario, self.scenario.push
-        samples = scenario.group_size % scenario.fragment_size or scenario.fragment_size
-        steps = min(scenario.workload.group_steps, default=scenario.steps)
-        work = scenario.reference.fragment(samples, steps)
+        work, push = self._fragment_work, self.scenario.push
         before = max((1 / own.generation for own in self.groups if not own.wait), default=0.0)
         after = max(1 / own.generation for own in self.groups)
         return work / before if work <= before * push else push + (work - before * push) / after
@@ -147,8 +217,13 @@ class _Facts:
             self.fragment + self.reward(num_groups * scenario.group_size),
             generated + self.reward(1),
         )
-        pairs = scenario.pairs_per_group
-        largest_part = ceil(pairs / scenario.devices)  # of the device with the most pairs
+        return scored + min(map(self._training, {(own.pairs, own.cost) for own in self.parts}))
+
+    def _training(self, group: tuple[int, float]) -> float:
+        """Return the least seconds to train a group, of so many pairs, each of some cost."""
+        pairs, cost = group
+        groups = groups_of(self.scenario, cost=cost)
+        largest_part = ceil(pairs / self.scenario.devices)  # of the device with the most pairs
         packs = ceil(largest_part / self.pack_size)
-        alone = min(packs * own.pack + largest_part * own.pair for own in self.groups)
-        return scored + max(alone, least_seconds(groups_of(scenario), self.work(0.0, pairs)))
+        alone = min(packs * own.pack + largest_part * own.pair for own in groups)
+        return max(alone, least_seconds(groups, self.work(0.0, pairs)))

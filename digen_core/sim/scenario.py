@@ -284,12 +284,6 @@ class Scenario(Strict):
         )
 
     @property
-    def pairs_per_group(self) -> int:
-        """Pairs of a group that are trained, in all epochs; of that with the fewest."""
-        fewest = min(self.workload.group_trained, default=self.trained_steps)
-        return self.trained_per_group * fewest * self.epochs
-
-    @property
     def num_pairs(self) -> int:
         """Pairs of an iteration that are trained, in all epochs."""
         return self.workload.num_pairs(self.trained_steps)

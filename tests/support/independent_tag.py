@@ -36,7 +36,7 @@ class IndependentTag:
         self.unscored = [s.group_size] * s.prompts
         self.servers = s.reward_servers
         self.waiting: list[tuple[int, int]] = []
-        self.ready, self.untrained = 0, s.prompts * s.pairs_per_group
+        self.ready, self.untrained = 0, s.num_pairs
         self.generating: dict[int, Task] = {}
         self.idle: set[int] = set()
         self.ready_for_steps = [device < num_rollout for device in range(s.devices)]
@@ -91,7 +91,7 @@ class IndependentTag:
         left = self.seconds_left([*self.queue, *self.generating.values()])
         pair = s.reference.pack(s.pack_size) / s.pack_size / self.num_trainers
         reward = s.reward_seconds * ceil(s.group_size / s.reward_servers)
-        trained = s.helper_out + (self.untrained - s.pairs_per_group) * pair
+        trained = s.helper_out + (self.untrained - s.num_pairs // s.prompts) * pair
         return left / self.num_rollout + reward <= trained
 
     def seconds_left(self, tasks: list[Task]) -> float:
@@ -133,7 +133,7 @@ class IndependentTag:
         self.servers += 1
         self.unscored[group] -= 1
         if not self.unscored[group]:
-            self.ready += self.scenario.pairs_per_group
+            self.ready += self.scenario.num_pairs // self.scenario.prompts
             self.wake()
         self.serve()
 

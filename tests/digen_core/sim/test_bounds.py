@@ -5,8 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from digen_core.control.layout import LAYOUTS
+from digen_core.control.schedule import mixings
 from digen_core.planning.search import Choice, simulate_choice
-from digen_core.sim.bounds import lower_bound
+from digen_core.sim.bounds import floor_of, lower_bound
 from digen_core.sim.kinds import DeviceKind
 from digen_core.sim.scenario import Scenario
 
@@ -45,6 +46,18 @@ def test_rewards_bind(scenario):
     assert lower_bound(slow, 1, stale_share=1.0) == 40
 
 
+def test_the_chain_is_that_of_the_cheapest_group(scenario):
+    # A sample of the groups costs 0.5 and 1.5: a fragment 2.75 s, a pack of one pair 1.5 s.
+    mixed = scenario.model_copy(update={"devices": 100, "group_costs": (1.0, 3.0)})
+    assert lower_bound(mixed, 50) == 2.75 + 1 + 1.5 + 0.5
+
+
+def test_devices_may_denoise_faster_than_is_predicted(scenario):
+    # 16 s of generation in 8 s, and 6 s of training.
+    kinds = {"fast": DeviceKind(count=2, unforeseen=0.5)}
+    assert floor_of(scenario.model_copy(update={"kinds": kinds})) == pytest.approx((8 + 6) / 2)
+
+
 seconds = st.sampled_from([0.0, 0.25, 1.0, 3.0])
 
 
@@ -56,7 +69,11 @@ def scenarios(draw) -> Scenario:
     few = [own for own in range(1, steps + 1) if int(own * (trained + 0.5) / steps)]
     kinds = {
         f"kind-{number}": DeviceKind(
-            count=count, generation=draw(factor), pack=draw(factor), pair=draw(factor)
+            count=count,
+            generation=draw(factor),
+            pack=draw(factor),
+            pair=draw(factor),
+            unforeseen=draw(factor),
         )
         for number, count in enumerate(counts)
     }
@@ -68,6 +85,7 @@ def scenarios(draw) -> Scenario:
         steps=steps,
         trained_steps=trained,
         group_steps=draw(st.lists(st.sampled_from(few), max_size=3)),
+        group_costs=draw(st.lists(st.sampled_from([0.5, 1.0, 4.0]), max_size=3)),
         fragment_size=draw(st.integers(1, group_size)),
         pack_size=draw(st.integers(1, 5)),
         d0=draw(seconds),
@@ -100,6 +118,7 @@ def test_no_schedule_is_faster(layout, scenario, data):
         helpers=data.draw(st.integers(0, trainers)) if switches.trainers_help else 0,
         assistants=data.draw(st.integers(0, split)) if switches.rollouts_train else 0,
         stale_share=share,
+        mixing=data.draw(st.sampled_from(mixings(scenario.workload))),
     )
     report = simulate_choice(scenario, choice, num_iterations=10 if share else 3)
     bound = lower_bound(
