@@ -6,7 +6,7 @@ Where the user names what is in a table, NAME stands for the names: cluster.rewa
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -169,5 +169,11 @@ def suggestion(key: str) -> str:
 
 def _is_text(annotation: Any) -> bool:
     """Return whether a field takes strings only, or strings and null."""
-    kinds = get_args(annotation) if get_origin(annotation) in (Literal, UnionType) else [annotation]
-    return all(kind in (str, NoneType) or isinstance(kind, str) for kind in kinds)
+    kind, inner = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return _is_text(inner[0])
+    if kind in (Union, UnionType):
+        return all(map(_is_text, inner))
+    if kind is Literal:
+        return all(isinstance(choice, str) for choice in inner)
+    return annotation in (str, NoneType)

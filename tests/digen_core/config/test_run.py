@@ -265,6 +265,13 @@ def test_config_show_shows_overrides(capsys, tmp_path):
         ("--name 8", {"name": "8"}),
         ("--model.revision 2024-01-01", {"model": {"revision": "2024-01-01"}}),
         ("--model.revision null", {"model": {"revision": None}}),
+        ("--prompts.evaluation 2024-01-01", {"prompts": {"evaluation": "2024-01-01"}}),
+        ("--schedule.profile 8", {"schedule": {"profile": "8"}}),
+        ("--schedule.profile null", {"schedule": {"profile": None}}),
+        (
+            "--rewards.clipscore.processor 8",
+            {"rewards": {"shapes": 1.0, "clipscore": {"processor": "8"}}},
+        ),
         ("--rewards.my-mod.sub:f 0.5", {"rewards": {"shapes": 1.0, "my-mod.sub:f": 0.5}}),
         ('--rewards {"m:f"=2}', {"rewards": {"m:f": 2.0}}),
         ("--rewards.shapes.weight 2", {"rewards": {"shapes": {"weight": 2.0}}}),
