@@ -154,7 +154,8 @@ class Fleets:
                 *((part.generation, part.training) for part in self.parts), strict=True
             )
         )
-        found: NDArray[np.float64] = seconds * waiting + work
+        with np.errstate(invalid="ignore"):  # infinite seconds of free devices: no such plan
+            found: NDArray[np.float64] = seconds * waiting + work
         return found
 
 

@@ -155,6 +155,16 @@ def test_a_fleet_that_lacks_a_role_has_no_floor():
     assert list(floors[1:]) == [inf, inf]
 
 
+def test_a_fleet_of_free_devices_that_lacks_a_role_has_no_floor_either():
+    first, second = cluster().model_dump(exclude_unset=True)["devices"]
+    free = first | {"price_per_hour": 0, "roles": "rollout"}
+    own = cluster(devices=[free, second | {"roles": "trainer"}])
+    job = job_of(own)
+    floors = Fleets.of(job, [job], Spending.of(own, "money")).floors([(2, 0), (1, 1)])
+    assert list(np.isfinite(floors[:, 0])) == [False, True]
+    assert floors[1, 1] == pytest.approx(floors[1, 0] * 3 / 3600)
+
+
 def dealt(job: Job, **changes) -> Job:
     """Return a job whose samples of all groups are dealt to two updates."""
     changes = {"num_updates": 2, "dealt_by": "samples", **changes}
