@@ -5,13 +5,16 @@ The numbers come from a scenario, from a profile file, or from the spans of the 
 
 from collections.abc import Collection
 from math import ceil
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import Field
 
 from digen_core.config.schedule import Asker
 from digen_core.control.schedule import Workload
 from digen_core.strict import Duration, Strict
+
+LEAST_SECONDS: Final = 1e-9
+"""Of a step or a pack: with less than any device takes predictions would not be finite."""
 
 
 class Linear(Strict):

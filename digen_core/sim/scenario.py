@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from digen_core.config.combinations import MAX_STEPS_PER_ITERATION
 from digen_core.config.load import describe_fields
 from digen_core.config.train import DealtBy
-from digen_core.control.costs import Costs, DeviceCosts, Linear, Link, Sent
+from digen_core.control.costs import LEAST_SECONDS, Costs, DeviceCosts, Linear, Link, Sent
 from digen_core.control.protocol import Device
 from digen_core.control.schedule import Workload, relative_costs
 from digen_core.errors import UserError
@@ -79,7 +79,7 @@ class Scenario(Strict):
     d0: Duration = Field(ge=0)
     """A denoising step of n samples takes d0 + n d1."""
 
-    d1: Duration = Field(gt=0)
+    d1: Duration = Field(ge=LEAST_SECONDS)
     """A denoising step: each sample."""
 
     vae: Duration = Field(0.0, ge=0)
@@ -88,7 +88,7 @@ class Scenario(Strict):
     a: Duration = Field(ge=0)
     """A pack of n pairs takes a + n c."""
 
-    c: Duration = Field(gt=0)
+    c: Duration = Field(ge=LEAST_SECONDS)
     """A pack: each pair."""
 
     optimizer_step: Duration = Field(0.0, ge=0)

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from digen_core.config.load import describe_fields
-from digen_core.control.costs import Costs, DeviceCosts, Sent
+from digen_core.control.costs import LEAST_SECONDS, Costs, DeviceCosts, Sent
 from digen_core.control.protocol import Device, Role
 from digen_core.errors import UserError
 from digen_core.inputs.reading import read_toml
@@ -36,9 +36,6 @@ _OF_A_KIND = (
     "gang",
     "gang_hosts",
 )  # equal in all groups of a kind
-
-LEAST_SECONDS = 1e-9
-"""Of a step or a pack: with less than any device takes predictions would not be finite."""
 
 
 class Cluster(Strict):

@@ -114,6 +114,8 @@ def test_colocated_devices_are_those_of_the_inventory(scenario):
         ("devices = true", "devices: must be a number (got True)"),
         ("sent = {version = 1e9}", "sent has bytes, but no links have to carry them; give links"),
         ("push = 1e15", "push: must be at most 31536000: these are the seconds of a year"),
+        ("d1 = 1e-320", "d1: must be greater than or equal to 1e-09"),
+        ("c = 1e-10", "c: must be greater than or equal to 1e-09 (got 1e-10)"),
         ("group_costs = [1, 1e300]", "group_costs.1: must be less than or equal to 1000000"),
         (
             "kinds = {x = {count = 16, pair = 1e300}}",
