@@ -366,7 +366,7 @@ def test_a_switch_at_the_end_is_heard_though_no_other_iteration_is_open(
     open_until = IterationRuns.open_until
 
     def open_late(runs, index):
-        if len(runs._threads) == runs._num_ended:
+        if not any(thread.is_alive() for thread in runs._threads):
             open_until(runs, index)
 
     monkeypatch.setattr(IterationRuns, "open_until", open_late)
