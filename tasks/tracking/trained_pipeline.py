@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -43,14 +44,19 @@ PLAIN_GUIDANCE = {  # of LTX-2's pipeline, which has more by default than a run
 
 
 class TrainedPipeline:
-    """A diffusers pipeline with what was trained in it, as MLflow asks for it."""
+    """A diffusers pipeline with what was trained in it, as MLflow asks for it.
+
+    MLflow's server asks from several threads at once; a pipeline draws for one at a time.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self._weights, self._config = folder / WEIGHTS, config
+        self._lock = Lock()
 
     def get_raw_model(self) -> Any:
         """Return the pipeline; it is loaded the first time."""
-        return self._pipeline
+        with self._lock:
+            return self._pipeline
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> list[bytes]:
         """Return an image for each prompt as PNG, or a video as animated WebP.
@@ -61,6 +67,10 @@ class TrainedPipeline:
                 data frame.
             params: of the pipeline's call, and a seed, each with a default in the signature.
         """
+        with self._lock:
+            return self._drawn(data, params)
+
+    def _drawn(self, data: Any, params: dict[str, Any] | None) -> list[bytes]:
         pipeline = self._pipeline
         several = self._config["shows_several"]
         columns = {  # of {"prompt": [...]}

@@ -1,6 +1,7 @@
 """What a package for MLflow predicts: the pipeline's own images, with the run's settings."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import MappingProxyType
 
@@ -159,6 +160,20 @@ def test_every_familys_package_predicts_what_its_pipeline_draws(
     assert expected.shape == (2, frames_of(family), HEIGHT, size.get("width", WIDTH), channels)
     np.testing.assert_array_equal(found, expected)
     assert (before != expected).any()
+
+
+def test_several_may_ask_at_once(tiny_families, tmp_path):
+    """As of MLflow's server, which answers each request in a thread of its own."""
+    folder, weights = tiny_families["flux"], tmp_path / "lora"
+    trained(folder, "flux", weights)
+    model = packaged(folder, "flux", weights, tmp_path / "model")
+    asked = [{"seed": seed, "num_inference_steps": 2 + seed % 3} for seed in range(6)]
+
+    def draw(params):
+        return model.predict({"prompt": PROMPTS[:1]}, params=params)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(draw, asked)) == [draw(params) for params in asked]
 
 
 def test_all_weights_of_both_experts_are_predicted_with(tiny_families, tmp_path):
