@@ -142,9 +142,10 @@ class Delivery:
             folder = inside(self._run_dir, entry["path"])
             client.log_model_artifacts(model.model_id, str(folder))
             client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-            client.log_outputs(
-                run.mlflow_run_id, [LoggedModelOutput(model.model_id, entry["step"])]
-            )
+        made = client.get_run(run.mlflow_run_id).outputs
+        if not made or all(own.model_id != model.model_id for own in made.model_outputs):
+            output = LoggedModelOutput(model.model_id, entry["step"])
+            client.log_outputs(run.mlflow_run_id, [output])
         self._register(entry, model)
 
     def _register(self, entry: Entry, model: LoggedModel) -> None:

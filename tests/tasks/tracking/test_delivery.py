@@ -19,12 +19,11 @@ def run(tmp_path):
     ), client
 
 
-@pytest.mark.parametrize("name", ["flux-1.5", "bob's 100%", "plain"])
-def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "MLmodel").write_text("")
-    delivery = Delivery(run[1], run[0], tmp_path)
-    entry = {
+def entry_of_model(folder, name):
+    """Make a folder that is a model's, and return the entry that names it."""
+    (folder / "model").mkdir()
+    (folder / "model" / "MLmodel").write_text("")
+    return {
         "key": "model 3",
         "kind": "model",
         "path": "model",
@@ -33,9 +32,34 @@ def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
         "tags": {"digen.policy_version": "3"},
         "step": 3,
     }
+
+
+@pytest.mark.parametrize("name", ["flux-1.5", "bob's 100%", "plain"])
+def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
+    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, name)
     delivery.deliver([entry])
     delivery.deliver([entry])
     (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
     assert (version.name, version.tags) == (name, entry["tags"])
     (model,) = run[1].search_logged_models([run[0].experiment_id])
     assert (model.name == name) == (name == "plain")
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_run_has_its_model_once_also_if_the_connection_broke(arrives, run, tmp_path, monkeypatch):
+    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, "plain")
+    tell = MlflowClient.log_outputs
+
+    def breaking(*args):
+        monkeypatch.undo()
+        if arrives:
+            tell(*args)
+        raise ConnectionError
+
+    monkeypatch.setattr(MlflowClient, "log_outputs", breaking)
+    with pytest.raises(ConnectionError):
+        delivery.deliver([entry])
+    delivery.deliver([entry])
+    (output,) = run[1].get_run(run[0].mlflow_run_id).outputs.model_outputs
+    (model,) = run[1].search_logged_models([run[0].experiment_id])
+    assert (output.model_id, output.step) == (model.model_id, 3)
