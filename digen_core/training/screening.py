@@ -27,8 +27,7 @@ def chosen_candidates(
         column: what scoring said of the candidates, [C] of each component.
         nonfinite: candidates that are NaN or infinite.
     """
-    lacking = {*nonfinite, *np.flatnonzero(lacking_score(config, column)).tolist()}
-    sound = [place for place in range(len(column["reward"])) if place not in lacking]
+    sound = sound_candidates(config, column, nonfinite)
     if len(sound) < config.rollout.group_size:
         return None
     kept = {name: np.asarray(values)[sound] for name, values in column.items()}
@@ -37,6 +36,14 @@ def chosen_candidates(
     values = mixed_advantages(rows, one, weights, mix=config.algorithm.mix, counted=counted)
     best = best_of_n(values, one, config.rollout.group_size)
     return tuple(sound[place] for place in best.tolist())
+
+
+def sound_candidates(
+    config: RunConfig, column: Mapping[str, np.ndarray], nonfinite: Collection[int] = ()
+) -> list[int]:
+    """Return the candidates that lack no number; arguments as of `chosen_candidates`."""
+    lacking = {*nonfinite, *np.flatnonzero(lacking_score(config, column)).tolist()}
+    return [place for place in range(len(column["reward"])) if place not in lacking]
 
 
 def rank_correlation(screened: np.ndarray, rewards: np.ndarray) -> float | None:

@@ -12,7 +12,7 @@ from digen_core.records import Picture, SampleRow
 from digen_core.rewards.failures import settle
 from digen_core.training.advantages import Advantages
 from digen_core.training.preferences import preference_metrics
-from digen_core.training.screening import rank_correlation
+from digen_core.training.screening import rank_correlation, sound_candidates
 from digen_core.transport.images import keep_source, name_of
 from flows.runtime.context import RunContext
 from flows.runtime.iterations.reward_metrics import reward_metrics
@@ -27,6 +27,7 @@ class Screened:
 
     chosen: tuple[int, ...]
     rewards: np.ndarray  # of all candidates, float64 [C]
+    mean: float  # of those that lack no number
 
 
 class SampleRecorder:
@@ -94,8 +95,10 @@ class SampleRecorder:
             samples: the group of the samples that stand for those that were chosen.
             chosen: by their index.
         """
-        rewards = self._columns_of(group)["reward"]
-        self._screened[samples] = Screened(chosen, rewards)
+        columns = self._columns_of(group)
+        sound = sound_candidates(self._run.config, columns, self.nonfinite_in(group))
+        rewards = columns["reward"]
+        self._screened[samples] = Screened(chosen, rewards, float(rewards[sound].mean()))
         for own in (self._logprobs, self._step_values, self._rewards, self._pictures):
             for fragment in [fragment for fragment in own if fragment.group == group]:
                 del own[fragment]
@@ -270,14 +273,13 @@ class SampleRecorder:
     ) -> dict[str, float]:
         if not self._screened:
             return {}
-        means = [float(own.rewards.mean()) for own in self._screened.values()]
         ranks = [
             rank_correlation(own.rewards[[*own.chosen]], groups[group]["reward"])
             for group, own in self._screened.items()
             if group in groups and group not in self._dropped
         ]
         known = [own for own in ranks if own is not None]
-        found = {"screening/reward": fmean(means)}
+        found = {"screening/reward": fmean(own.mean for own in self._screened.values())}
         return found | ({"screening/rank_correlation": fmean(known)} if known else {})
 
     def _preference_metrics(self, groups: Mapping[int, dict[str, np.ndarray]]) -> dict[str, float]:

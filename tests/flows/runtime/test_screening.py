@@ -103,6 +103,17 @@ def test_candidates_of_which_too_few_have_a_score_are_dropped(opened):
     assert not it.segments, "trajectories of candidates are kept"
 
 
+def test_candidates_that_lack_a_number_do_not_count_in_their_mean(opened):
+    """One without a score, which is 0 then, and one whose pixels were NaN, which are 0 then."""
+    run, it = opened()
+    generate(it, 0, [0.0, 20.0, 18.0, 7.0], failed=(0,))
+    it.recorder.add_nonfinite(Fragment(INDEX, 0, 1, 2, 2), {3: "pixels"})
+    assert screen(run, it, 0) == GroupsReplaced(INDEX, ((0, 2),))
+    generate(it, 2, [21.0, 19.0])
+    it.recorder.add_advantages(Advantages({2: np.array([1.0, -1.0])}))
+    assert it.recorder.sample_metrics()["screening/reward"] == 19
+
+
 def test_the_next_candidates_take_the_place_of_those(opened):
     run, it = opened(refill=1)
     generate(it, 1, [0.5, 2.0, -1.0, 1.0], failed=(0, 1, 3))
