@@ -138,14 +138,16 @@ class Tracker:
     def log_iteration(self, record: IterationRecord) -> None:
         """Log the metrics of an iteration, and its timeline; MLflow's step counts from 1.
 
+        Of one that is done again MLflow keeps what it has; the run's folder gets its new timeline.
+
         Raises:
             ValueError: a metric is NaN or infinite.
         """
         step = record.iteration + 1
         _check(record.metrics, step)
         now, key = _milliseconds(), iteration_key(step)
-        is_new = self._append(key, "metrics", metrics=record.metrics, step=step, time=now)
-        if is_new and record.timeline is not None:
+        self._append(key, "metrics", metrics=record.metrics, step=step, time=now)
+        if record.timeline is not None:
             logged: Future[None] = Future()
             left = [other for other in self._pictures if not other.done()]
             self._pictures = [*left, logged]  # a run may have many thousands

@@ -97,6 +97,22 @@ def test_a_timeline_that_is_logged_is_not_kept(tmp_path):
     assert len(list((tmp_path / "timelines").iterdir())) == 3
 
 
+def test_an_iteration_that_is_done_again_has_its_timeline_again(tmp_path):
+    """A run that goes back to a checkpoint removes those of what it does again."""
+    tracker = Tracker(RunConfig(), MagicMock(), spool := Spool.create(tmp_path, RUN))
+    for content in (b"first", b"second"):
+        picture: Future[bytes] = Future()
+        tracker.log_iteration(IterationRecord(10, 11, 1.0, {"a": 0.5}, timeline=picture))
+        picture.set_result(content)
+        path = tmp_path / "timelines" / "iteration-0011.png"
+        assert path.read_bytes() == content
+        path.unlink()
+    tracker.finish("FINISHED")
+    keys = [entry["key"] for entry in spool.read()]
+    assert keys[:2] == ["iteration 0011", "timelines/iteration-0011.png"]
+    assert len(keys) == 3  # and the end
+
+
 def test_the_command_that_sends_the_rest_can_be_copied(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(sender, "LAST_WORD_SECONDS", 0.0)
     folder = tmp_path / "my run"
