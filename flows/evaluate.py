@@ -22,6 +22,7 @@ from digen_core.rewards.geneval.tasks import accuracies, task_means
 from digen_core.rewards.kinds import kind_means, kind_scores
 from digen_core.rewards.protocol import judged_by, sample_scores, sampled_as
 from digen_core.rewards.relative import without_relative
+from digen_core.rewards.sums import joined
 from flows.runtime.context import RunContext, context_of
 from flows.runtime.fleet.losses import DevicesLostError, StateLostError, take_over
 from flows.runtime.fleet.task_set import Submitted, TaskSet, require_devices
@@ -280,9 +281,8 @@ def _report(run: RunContext, tag: str, parts: Sequence[dict[str, list[float]]]) 
     Rewards that compare the samples of a group are not asked: what they say of different policies'
     samples is the same.
     """
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     rewards = run.config.rewards
-    settled = without_relative(settle(columns, that_see(rewards, "samples")), rewards)
+    settled = without_relative(settle(joined(parts), that_see(rewards, "samples")), rewards)
     size = run.config.evaluation.samples_per_prompt
     by_prompt, by_sample = grouped_means(settled, size), sample_scores(settled, rewards, size)
     by_task = accuracies(rewards, run.evaluation_prompts, by_prompt)

@@ -1,11 +1,33 @@
-"""The reward of a sample: the weighted sum of its scores."""
+"""What rewards say of samples, put together; and the reward of each, the weighted sum of scores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from digen_core.errors import UserError
 
 Array = NDArray[np.float64]
+
+
+def joined(parts: Sequence[Mapping[str, ArrayLike]]) -> dict[str, Array]:
+    """Return the columns of samples that were scored in several calls, in their order.
+
+    Args:
+        parts: of each call the columns, by name; without any there are no columns.
+
+    Raises:
+        UserError: a reward has other components in one call than in another.
+    """
+    names = list(parts[0]) if parts else []
+    for part in parts:
+        if others := sorted(part.keys() ^ set(names)):
+            reward, _, component = others[0].partition("/")
+            raise UserError(
+                f"reward {reward!r} returned {component!r} of some samples and not of others; it "
+                "has to return the same names in each call, such as 0 where one does not apply"
+            )
+    return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in names}
 
 
 def with_reward(

@@ -9,6 +9,7 @@ from digen_core.config.rewards import RewardConfig
 from digen_core.maths.statistics import error_of, standard_error
 from digen_core.rewards.failures import FAILED, component_means
 from digen_core.rewards.relative import without_relative
+from digen_core.rewards.sums import joined
 
 Columns = Mapping[str, np.ndarray]
 
@@ -36,16 +37,11 @@ def reward_metrics(
         found["reward/std"] = mean(pstdev(column["reward"].tolist()) for column in kept.values())
     groups = {group: without_relative(column, rewards) for group, column in groups.items()}
     kept = {group: column for group, column in groups.items() if group not in dropped}
-    means = component_means(_joined(kept))
-    failures = {n: v for n, v in component_means(_joined(groups)).items() if _is_failure(n)}
+    means = component_means(joined([*kept.values()]))
+    of_all = component_means(joined([*groups.values()]))
+    failures = {name: value for name, value in of_all.items() if _is_failure(name)}
     found |= {_metric(name): value for name, value in {**means, **failures}.items()}
     return {**found, **_errors(kept)}
-
-
-def _joined(groups: Mapping[int, Columns]) -> dict[str, np.ndarray]:
-    columns = list(groups.values())
-    names = columns[0] if columns else ()
-    return {name: np.concatenate([column[name] for column in columns]) for name in names}
 
 
 def _errors(groups: Mapping[int, Columns]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from digen_core.control.protocol import Batch, Fragment
 from digen_core.records import Picture, SampleRow
 from digen_core.rewards.failures import settle
+from digen_core.rewards.sums import joined
 from digen_core.training.advantages import Advantages
 from digen_core.training.preferences import preference_metrics
 from digen_core.training.screening import rank_correlation, sound_candidates
@@ -129,8 +130,7 @@ class SampleRecorder:
         return settled
 
     def _columns_of(self, group: int) -> dict[str, np.ndarray]:
-        found = [self._rewards[fragment] for fragment in self._parts_of(group)]
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        return joined([self._rewards[fragment] for fragment in self._parts_of(group)])
 
     def step_values_of(self, group: int) -> np.ndarray:
         """Return what was asked of the trained steps, [G, K]: divergences, or margins."""

@@ -9,6 +9,7 @@ from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device, Fragment
 from digen_core.control.schedule import StaleGroups
 from digen_core.data.prompts import Prompt
+from digen_core.errors import UserError
 from digen_core.records import Span
 from digen_core.trace.gaps import CAUSES
 from digen_core.trace.utilization import Arithmetic
@@ -278,6 +279,19 @@ def test_scores_that_failed_are_filled_in_when_their_group_is_complete(run):
     assert record.metrics["reward/quality/failed"] == 0.5
     assert record.metrics["reward/quality/score"] == 0.5
     assert record.metrics["reward/mean"] == 1.75
+
+
+@pytest.mark.parametrize("groups", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("named", [("look", "mood"), ("mood", "look"), ("", "look")])
+def test_a_reward_that_names_its_components_differently_is_refused(run, groups, named):
+    """Of fragments of a group, and of groups: some were left out, or a KeyError ended the run."""
+    it = IterationRecorder(run, ROUND)
+    for index, (group, component) in enumerate(zip(groups, named, strict=True)):
+        columns = {"reward": [1.0, 2.0], "own/score": [1.0, 2.0]}
+        own = {f"own/{component}": [0.5, 0.5]} if component else {}
+        it.add_rewards(Fragment(4, group, index, 2 * index, 2), receipt(Scored(columns | own)))
+    with pytest.raises(UserError, match="'own' returned 'look' of some samples and not of others"):
+        it.sample_metrics()
 
 
 def test_the_measured_step_is_the_median(recorder):
