@@ -36,7 +36,7 @@ def note_versions(run_dir: Path, hashes: Mapping[int, str]) -> None:
         known = _versions_in(path)
         found = {version: known[version] for version in known if version <= max(hashes)}
         found |= hashes
-        if found != known:
+        if last is None or found != known:  # None: half a line may be at its end
             replace_text(path, "".join(f"{line}\n" for line in _lines(found, found)))
         return
     new = {version: hashes[version] for version in hashes if version > last[0]}

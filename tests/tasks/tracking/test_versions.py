@@ -38,3 +38,12 @@ def test_half_a_line_goes(tmp_path):
     path.write_text(path.read_text()[:-20])
     note_versions(tmp_path, {0: "a", 1: "b", 2: "c"})
     assert noted(tmp_path) == [(0, "a", None), (1, "b", "a"), (2, "c", "b")]
+
+
+def test_half_a_line_goes_also_where_no_version_is_new(tmp_path):
+    """As of a run that was killed, and goes on from the version before."""
+    note_versions(tmp_path, {0: "a", 1: "b", 2: "c"})
+    path = tmp_path / VERSIONS_OF_RUN
+    path.write_text(path.read_text()[:-20])
+    note_versions(tmp_path, {1: "b"})
+    assert noted(tmp_path) == [(0, "a", None), (1, "b", "a")]
