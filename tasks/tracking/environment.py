@@ -29,7 +29,8 @@ def environment() -> str:
 def _packages() -> list[str]:
     """Names and versions of what is installed: to read them takes a good part of a second."""
     every = (found.metadata for found in distributions())  # read anew each time it is asked for
-    return sorted({f"{own['Name']}=={own['Version']}" for own in every}, key=str.lower)
+    whole = [own for own in every if own]  # pip leaves folders without, when it is interrupted
+    return sorted({f"{own['Name']}=={own['Version']}" for own in whole}, key=str.lower)
 
 
 def read_environment(text: str) -> dict[str, str]:
