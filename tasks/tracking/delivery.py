@@ -9,6 +9,7 @@
 | model | a folder that MLflow can load | a model, found again by its run |
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,11 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
-from digen_core.transport.entries import Entry
+from digen_core.transport.entries import Entry, read_entries
 from digen_core.transport.files import inside
 from tasks.tracking.spool import RunOfSpool
+
+logger = logging.getLogger(__name__)
 
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
 MAX_PARAMS_PER_CALL: Final = 100
@@ -125,13 +128,24 @@ class Delivery:
         return self._client.create_run(run.experiment_id, tags=tags, run_name=f"{run.name}-{name}")
 
     def _deliver_model(self, entry: Entry) -> None:
-        """Log a folder as a model of the run, and make it the next version of its name."""
+        """Log a folder as a model of the run, and make it the next version of its name.
+
+        One that is not there yet, and that a later one has taken the place of, is left out.
+        """
         client, run = self._client, self._run
         models = client.search_logged_models(
             [run.experiment_id], f"source_run_id = '{run.mlflow_run_id}'"
         )
         model = next((model for model in models if _is_of(model.tags, entry)), None)
         if model is None or model.status != LoggedModelStatus.READY:
+            if self._is_replaced(entry):
+                logger.warning(
+                    "%s of %s is not told to MLflow: the run has gone on since, and its folder "
+                    "holds a later one",
+                    entry["key"],
+                    run.name,
+                )
+                return
             model = model or client.create_logged_model(
                 run.experiment_id,
                 name=_NOT_IN_NAMES.sub("-", entry["name"]),
@@ -147,6 +161,11 @@ class Delivery:
             output = LoggedModelOutput(model.model_id, entry["step"])
             client.log_outputs(run.mlflow_run_id, [output])
         self._register(entry, model)
+
+    def _is_replaced(self, entry: Entry) -> bool:
+        """Return whether the folder of an entry's model holds one that was made later."""
+        models = [own["key"] for own in read_entries(self._run_dir) if own["kind"] == "model"]
+        return bool(models) and models[-1] != entry["key"]
 
     def _register(self, entry: Entry, model: LoggedModel) -> None:
         client, name, run_id = self._client, entry["name"], self._run.mlflow_run_id

@@ -4,7 +4,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks.tracking.delivery import Delivery
-from tasks.tracking.spool import RunOfSpool
+from tasks.tracking.spool import RunOfSpool, Spool
 
 
 @pytest.fixture
@@ -63,3 +63,20 @@ def test_a_run_has_its_model_once_also_if_the_connection_broke(arrives, run, tmp
     (output,) = run[1].get_run(run[0].mlflow_run_id).outputs.model_outputs
     (model,) = run[1].search_logged_models([run[0].experiment_id])
     assert (output.model_id, output.step) == (model.model_id, 3)
+
+
+def test_a_model_whose_folder_holds_a_later_one_is_left_out(run, tmp_path, caplog):
+    """As of a run that ended while files could not be sent, and went on when they could.
+
+    The weights of the later one would be registered as the earlier version.
+    """
+    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, "plain")
+    later = {**entry, "key": "model 9", "tags": {"digen.policy_version": "9"}, "step": 9}
+    spool = Spool.create(tmp_path, run[0])
+    for own in (entry, later):
+        spool.append(**own)
+    delivery.deliver([entry])
+    delivery.deliver([later])
+    (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
+    assert version.tags == later["tags"]
+    assert "model 3 of r is not told to MLflow" in caplog.text
