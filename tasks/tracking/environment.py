@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +28,17 @@ def environment() -> str:
 @cache
 def _packages() -> list[str]:
     """Names and versions of what is installed: to read them takes a good part of a second."""
-    every = (found.metadata for found in distributions())  # read anew each time it is asked for
-    whole = [own for own in every if own]  # pip leaves folders without, when it is interrupted
-    return sorted({f"{own['Name']}=={own['Version']}" for own in whole}, key=str.lower)
+    every = {_package(found) for found in distributions()}  # metadata is read anew each time
+    return sorted((own for own in every if own), key=str.lower)
+
+
+def _package(found: Distribution) -> str | None:
+    """Return a package's name and version; None: pip was interrupted, and left no metadata."""
+    try:
+        own = found.metadata
+    except FileNotFoundError:  # of the package importlib_metadata, where others import that
+        return None
+    return f"{own['Name']}=={own['Version']}" if own else None
 
 
 def read_environment(text: str) -> dict[str, str]:

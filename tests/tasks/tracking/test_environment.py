@@ -1,5 +1,7 @@
 """What a run writes down of its environment."""
 
+import importlib_metadata  # noqa: F401 - as MLflow does: from then on it finds packages for Python
+
 from tasks.tracking.environment import _packages
 
 
