@@ -46,7 +46,7 @@ def tree_of(answers: Answers) -> Tree:
     else:
         prompts["evaluation_fraction"] = HELD_OUT
     layout = "elastic" if answers.gpus == 0 else "colocated" if answers.gpus == 1 else "auto"
-    return {
+    tree: Tree = {
         "name": answers.name,
         "num_iterations": 100,
         "model": {
@@ -61,6 +61,9 @@ def tree_of(answers: Answers) -> Tree:
         "train": {"learning_rate": 1.2e-3 if small else 3e-4, "lora": {"rank": 32, "alpha": 64.0}},
         "schedule": {"layout": layout},
     }
+    if answers.gpus == 1:  # one worker, so that the GPU holds one model
+        tree["cluster"] = {"trainer_workers": 0}
+    return tree
 
 
 def text_of(tree: Mapping[str, Any]) -> str:
@@ -95,8 +98,6 @@ def cluster_text(answers: Answers) -> str:
 
 def write_config(path: Path, answers: Answers) -> list[Path]:
     """Check a new config as a run's is, and write it, with a cluster file for several GPUs.
-
-    A single GPU is shared by the workers that the run starts.
 
     Raises:
         UserError: a file is there already or cannot be written, or a run would be refused.

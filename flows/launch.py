@@ -41,6 +41,7 @@ from tasks.cluster.cluster import (
     local_devices,
     run_cluster,
 )
+from tasks.cluster.gpus import sharing, visible_gpus
 from tasks.cluster.presence import addresses_of, dismiss, require_pools, workers_of_pools
 from tasks.cluster.stopping import stop_tasks
 from tasks.runner.prefect_api import one_async_client
@@ -121,6 +122,8 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
     if config.cluster.address is None:
         names = ", ".join(device.name for device in local)
         say(f"starting {number_of(len(local), 'worker')}: {names}")
+        if shared := sharing(local, visible_gpus()):
+            say(shared)
     with connected(config, local) as (address, client):
         await_spares(client, say)
         devices = devices_of(client, colocated=colocated)  # before anything is written

@@ -19,6 +19,12 @@ from digen_core.inputs.text import number_of
 WITH_BARRIER: Final = ("colocated", "colocated-strong", "disaggregated")
 """Layouts that train when all rewards of the iteration are there."""
 
+COLOCATED: Final = ("colocated", "colocated-strong")
+"""Layouts whose workers all generate and train."""
+
+ALONE: Final = (*COLOCATED, "tcss", "elastic")
+"""Layouts in which one worker alone can do both."""
+
 MAX_STEPS_PER_ITERATION: Final = 2**24
 """Denoising steps of an iteration, of all samples: hundreds of times those of the recipes."""
 
@@ -281,6 +287,20 @@ def _check_stale_clipped(algorithm: Algorithm, schedule: ScheduleConfig) -> None
         raise ValueError(
             f"schedule.max_stale_clipped is {schedule.max_stale_clipped}, but {what}, so that "
             "nothing tells how stale they are; leave it out, and bound schedule.max_stale_share."
+        )
+
+
+def check_workers(cluster: ClusterConfig, schedule: ScheduleConfig) -> None:
+    """Refuse to have no workers that only train where some have to."""
+    number, layout = cluster.rollout_workers, schedule.layout
+    if cluster.trainer_workers or layout in (*COLOCATED, "auto"):
+        return
+    allowed = COLOCATED if number > 1 else ALONE
+    if layout not in allowed:
+        raise ValueError(
+            f"cluster.trainer_workers is 0, and cluster.rollout_workers {number}, but "
+            f"schedule.layout {layout} then needs others that train; use 1 or more, or layout "
+            f"{' or '.join(allowed)}."
         )
 
 

@@ -357,6 +357,7 @@ class RunConfig(Strict):
         combinations.check_named_levels(self.model, self.rollout, self.evaluation_steps)
         combinations.check_own_steps(self.prompts, self.algorithm, self.model)
         combinations.check_schedule(self.algorithm, self.schedule)
+        combinations.check_workers(self.cluster, self.schedule)
         combinations.check_reference(self.algorithm, self.schedule)
         combinations.check_cost(self.max_cost, self.cluster)
         combinations.check_weights(self.rewards)

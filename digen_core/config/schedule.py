@@ -77,8 +77,9 @@ class ClusterConfig(Strict):
     rollout_workers: Annotated[int, _WORKERS] = Field(1, ge=1)
     """Worker processes that generate and score."""
 
-    trainer_workers: Annotated[int, _WORKERS] = Field(1, ge=1)
-    """Worker processes that train."""
+    trainer_workers: Annotated[int, _WORKERS] = Field(1, ge=0)
+    """Worker processes that train. 0: those that generate train, too, as one does that has the only
+    GPU of a machine to itself."""
 
     rollout_gang: Annotated[int, MEMBERS] = Field(1, ge=1)
     """Workers (GPUs) of each device that generates: more than one are a gang, which holds one model

@@ -67,10 +67,15 @@ PRELOAD = "tasks.worker.engine"  # imports what tasks need, before the first of 
 
 
 def local_devices(config: ClusterConfig, *, colocated: bool = False) -> list[Device]:
-    """Return the workers that a run starts on this machine; colocated ones have both roles."""
+    """Return the workers that a run starts on this machine.
+
+    Args:
+        config: of the cluster.
+        colocated: all have both roles, as where none only trains.
+    """
     counts: dict[Role, int] = {"rollout": config.rollout_workers, "trainer": config.trainer_workers}
     sizes: dict[Role, int] = {"rollout": config.rollout_gang, "trainer": config.trainer_gang}
-    if colocated:
+    if colocated or not config.trainer_workers:
         both, size = frozenset(ROLES), max(sizes.values())
         return [Device(f"worker-{i}", both, size=size) for i in range(sum(counts.values()))]
     return [

@@ -7,6 +7,7 @@ from itertools import cycle, takewhile
 
 from digen_core.control.protocol import Device
 from digen_core.errors import UserError
+from digen_core.inputs.text import number_of
 
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")  # a number or a UUID
 
@@ -59,6 +60,23 @@ def deal_gpus(
         return {}
     names = [name for device in devices for name in (device.name, *device.followers)]
     return dict(zip([*names, *others], cycle(gpus)))
+
+
+def sharing(devices: Sequence[Device], gpus: Sequence[str]) -> str | None:
+    """Return what it means that the workers of a run share this machine's GPUs; None: none does.
+
+    Args:
+        devices: of the run.
+        gpus: as CUDA names them.
+    """
+    number = sum(device.size for device in devices)
+    if not 0 < len(gpus) < number:
+        return None
+    return (
+        f"{number} workers share {number_of(len(gpus), 'GPU')}, and each holds the model; fewer "
+        "take less memory (cluster.rollout_workers, and cluster.trainer_workers, which may be 0: "
+        "who generates then trains, too)"
+    )
 
 
 def require_own_gpus(cards: Mapping[str, str], members: Sequence[str]) -> None:

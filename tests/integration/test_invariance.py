@@ -4,7 +4,7 @@ import pytest
 
 from digen_core.config.run import RunConfig
 from support.layout_runs import train_only
-from support.runs import TOLERANCE, distance, initial, merged, reference, with_own_steps
+from support.runs import TOLERANCE, Watch, distance, initial, merged, reference, with_own_steps
 
 pytestmark = pytest.mark.slow
 
@@ -97,11 +97,28 @@ def in_turns() -> list:
 
 @pytest.mark.parametrize(("case", "workers"), in_turns())
 def test_weights_equal_the_serial_reference(case, workers, tree, cluster_address, prefect_backend):
-    from digen_core.checkpoints.tensors import last_state
-
     changes = {**CASES[case], "cluster.scheduler_address": cluster_address(*workers)}
     of_prompts = with_own_steps(tree) if case == OWN_STEPS_CASE else tree
-    config = RunConfig.model_validate(merged(of_prompts, changes))
+    check_weights(RunConfig.model_validate(merged(of_prompts, changes)))
+
+
+@pytest.mark.parametrize(
+    "layout", ["elastic", *(pytest.param(own, marks=pytest.mark.ci) for own in ("tcss", "auto"))]
+)
+def test_one_worker_that_the_run_starts_does_both(layout, tree, prefect_backend):
+    """As on one GPU, which then holds one model."""
+    from flows.runtime.observers import watching
+
+    alone = {"schedule.layout": layout, "cluster.trainer_workers": 0, "schedule.max_stale_share": 0}
+    with watching(watch := Watch()):
+        check_weights(RunConfig.model_validate(merged(tree, alone)))
+    assert {span.device for record in watch.records for span in record.spans} == {"worker-0"}
+
+
+def check_weights(config: RunConfig) -> None:
+    """Train, and compare with the serial loop."""
+    from digen_core.checkpoints.tensors import last_state
+
     run_dir = train_only(config)
     expected = reference(config)
 

@@ -137,7 +137,7 @@ def toml_of(row: Row) -> str:
     """Return the lines that make a config follow a plan."""
     rollout, trainers = row.rollout, row.trainers
     if not trainers:  # a colocated layout takes them all
-        rollout, trainers = row.rollout - row.rollout // 2, max(1, row.rollout // 2)
+        rollout, trainers = row.rollout - row.rollout // 2, row.rollout // 2
     lines = [
         "[rollout]",
         f"fragment_size = {row.fragment_size}",

@@ -43,6 +43,13 @@ def test_a_config_is_written_that_a_run_takes(here, capsys):
     assert load_config(here / "mine.toml") == config
 
 
+def test_a_single_gpu_holds_one_model(here, capsys):
+    assert run(["init", "mine.toml", "--model", "digen:models/shapes", "--gpus", "1"]) == 0
+    config = load_config(here / "mine.toml")
+    assert (config.cluster.rollout_workers, config.cluster.trainer_workers) == (1, 0)
+    check_inputs(config)
+
+
 @pytest.mark.parametrize(
     ("file", "name"), [("my run é.toml", "my-run"), ("_v1.5.toml", "v1.5"), ("é.toml", "run")]
 )

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from deployments.overrides import config_of
 from digen_core.algorithms import ALGORITHMS
-from digen_core.config.combinations import WITH_BARRIER
+from digen_core.config.combinations import ALONE, COLOCATED, WITH_BARRIER
 from digen_core.config.run import RunConfig
 from digen_core.control.layout import LAYOUTS
 from digen_core.errors import ConfigError
@@ -45,6 +45,24 @@ def config(layout, **algorithm):
 
 def test_the_table_of_layouts_is_whole():
     assert set(WITH_BARRIER) == set(LAYOUTS) - set(PIPELINED)
+    assert set(COLOCATED) == {name for name, layout in LAYOUTS.items() if layout.colocated}
+    assert set(ALONE) - set(COLOCATED) == {n for n, own in LAYOUTS.items() if own.rollouts_train}
+
+
+@pytest.mark.parametrize("rollout_workers", [1, 3])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "auto"])
+def test_no_workers_that_only_train_are_refused_where_some_have_to(layout, rollout_workers):
+    tree = {
+        "cluster": {"rollout_workers": rollout_workers, "trainer_workers": 0},
+        "schedule": {"layout": layout},
+    }
+    if layout in (*COLOCATED, "auto") or (layout in ALONE and rollout_workers == 1):
+        RunConfig.model_validate(tree)
+        return
+    with pytest.raises(ValidationError, match=r"cluster\.trainer_workers is 0") as error:
+        RunConfig.model_validate(tree)
+    for offered in COLOCATED if rollout_workers > 1 else ALONE:
+        assert offered in str(error.value)
 
 
 @pytest.mark.parametrize(("algorithm", "layout"), each_with_each(NEED_ALL_REWARDS, PIPELINED))

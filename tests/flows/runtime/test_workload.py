@@ -57,6 +57,12 @@ def test_colocated_workers_have_both_roles():
     ]  # fmt: skip
 
 
+def test_where_none_only_trains_workers_have_both_roles():
+    cluster = ClusterConfig(trainer_workers=0, rollout_gang=2)
+    both = frozenset({"rollout", "trainer"})
+    assert local_devices(cluster) == [Device("worker-0", both, size=2)]
+
+
 @pytest.mark.parametrize(
     ("every", "last"),
     [(0, [4, 4, 4, 4, 4]), (1, [0, 1, 2, 3, 4]), (2, [1, 1, 3, 3, 4]), (9, [4, 4, 4, 4, 4])],

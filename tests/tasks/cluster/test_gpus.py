@@ -9,6 +9,7 @@ from tasks.cluster.gpus import (
     card,
     deal_gpus,
     require_own_gpus,
+    sharing,
     spares_without_own_gpu,
     visible_gpus,
 )
@@ -33,6 +34,15 @@ def test_workers_that_score_take_what_is_left():
     """They would all compute on the first, beside a device."""
     found = deal_gpus(DEVICES, ["0", "1", "2", "3", "4"], ["judges-0", "judges-1", "elders-0"])
     assert [found[name] for name in ("judges-0", "judges-1", "elders-0")] == ["3", "4", "0"]
+
+
+def test_workers_that_share_gpus_are_told():
+    """Each holds the model, which may fit a card once only."""
+    assert sharing(DEVICES, ["0", "1"]).startswith(
+        "3 workers share 2 GPUs, and each holds the model"
+    )
+    assert sharing(DEVICES, []) is None
+    assert sharing(DEVICES, ["0", "1", "2"]) is None
 
 
 @pytest.mark.parametrize("gpus", [[], ["0"]])
