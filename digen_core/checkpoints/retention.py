@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from digen_core.config.checkpoint import EVALUATION, CheckpointConfig
 from digen_core.errors import UserError
 from digen_core.inputs.reading import reason_of
 from digen_core.records import EvaluationReport
+from digen_core.rewards.failures import FAILED
 from digen_core.transport.files import remove_folder
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ Scored = tuple[int, Mapping[str, float]]
 MOST_REMEMBERED: Final = 100_000
 """Evaluations and checkpoints whose numbers are."""
 
+_OF_STALE: Final = "train/stale_clip_fraction"
 _IN_TRAINING: Final = re.compile(r"before|iteration-\d+|after")  # tags of evaluations
 
 
@@ -99,13 +101,23 @@ def _scores(run_dir: Path, config: CheckpointConfig) -> dict[int, float]:
     found = (_scored_in(path, path.stat().st_mtime_ns) for path in paths if path.exists())
     tables = [scored for scored in found if scored is not None]
     scores = {version: table[name] for version, table in tables if name in table}
-    if tables and not scores:
+    if tables and not scores and not _may_come(name, tables):
         known = sorted(set().union(*(table for _, table in tables)))
         raise UserError(
             f"checkpoints.best_by is {config.best_by}, but there are only {', '.join(known)}; use "
             "one of them"
         )
     return scores
+
+
+def _may_come(name: str, tables: Sequence[Scored]) -> bool:
+    """Say whether versions may have a metric that none has so far: a score that has failed in all.
+
+    Nor is there a share of stale pairs as long as none of them was trained.
+    """
+    reward, _, part = name.rpartition("/")
+    has_failed = any(f"{reward}/{FAILED}" in table for _, table in tables)
+    return name == _OF_STALE or (part == "score" and has_failed)
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)

@@ -1,5 +1,6 @@
 """Which checkpoints stay: the newest always, and what the config asks for."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,32 @@ def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
     with pytest.raises(UserError, match=r"best_by is train/kl, but there are only reward/mean"):
         prune(tmp_path, config)
     assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
+
+
+@pytest.mark.parametrize("best_by", ["reward/remote/score", "train/stale_clip_fraction"])
+def test_a_metric_that_may_come_is_waited_for(best_by, tmp_path):
+    """As a score that has failed for all samples so far, or of pairs of which none was stale."""
+    config = CheckpointConfig(keep_last=1, keep_best=1, best_by=best_by)
+    told = {1: {}, 2: {best_by: 0.2}, 3: {best_by: 0.1}, 4: {}}
+    for version, own in told.items():
+        metrics = {"reward/mean": 0.5, "reward/remote/failed": 1.0 - bool(own), **own}
+        position = position_of(version, **metrics)
+        write_checkpoint(tmp_path / "checkpoints", state_of(version), position)
+        prune(tmp_path, config)
+    assert names_in(tmp_path / "checkpoints") == ["v0002", "v0004"]
+
+
+@pytest.mark.parametrize("failed", [{}, {"remote/failed": 1.0}])
+def test_a_score_that_failed_in_the_first_evaluation_may_come(failed, tmp_path):
+    run_with(tmp_path, {1: 0.5})
+    rewards = {"reward": 0.5, **failed}
+    report = EvaluationReport(version=0, num_prompts=1, num_samples=1, rewards=rewards)
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "before.json").write_text(report.model_dump_json())
+    config = CheckpointConfig(keep_best=1, best_by="evaluation/remote/score")
+    expected = nullcontext() if failed else pytest.raises(UserError, match="there are only reward")
+    with expected:
+        prune(tmp_path, config)
 
 
 def test_a_version_whose_iteration_lacks_the_metric_is_none_of_the_best(tmp_path):
