@@ -123,7 +123,8 @@ def _values(batch: pa.RecordBatch, columns: Sequence[str], name: str) -> list[di
     except (
         KeyError,
         ValueError,
+        OverflowError,
         pa.ArrowException,
-    ) as error:  # two columns of a name, no UTF-8, no date
+    ) as error:  # two columns of a name, no UTF-8, no date, one of no year of Python's
         raise ConfigError(f"cannot read the prompt file {name}: {error}") from error
     return found

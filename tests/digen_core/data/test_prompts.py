@@ -152,6 +152,16 @@ def test_a_parquet_file_that_unpacks_to_too_much_is_refused_before_it_is(
         train_prompts(config_of(train=str(tmp_path / "p.parquet"), column=column))
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.date32(), 2**30), (pa.timestamp("us"), 2**62), (pa.time32("s"), 1)]
+)
+def test_a_column_of_what_json_has_not_is_one_line(kind, value, tmp_path):
+    table = pa.table({"prompt": ["a circle"], "made": pa.array([value], kind)})
+    pq.write_table(table, tmp_path / "p.parquet")
+    with pytest.raises(UserError, match=r"^[^\n]*p\.parquet[^\n]*$"):
+        train_prompts(config_of(train=str(tmp_path / "p.parquet"), metadata_columns=["made"]))
+
+
 def test_text_files_are_read_line_by_line(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text(" a red circle \n\n\ttwo blue squares\n \n", encoding="utf-8")
