@@ -161,7 +161,12 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder if it is there; what is half-removed has another name, also on disk.
 
     On NFS something of that stays where somebody has a file of it open, until `remove_leftovers`.
+    Of a link to a folder the link is removed, and what it leads to stays.
     """
+    if folder.is_symlink():
+        folder.unlink()
+        sync(folder.parent)
+        return
     going = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(going, ignore_errors=True)  # of a process that was killed
     if folder.exists():

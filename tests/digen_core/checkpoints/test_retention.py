@@ -125,6 +125,17 @@ def test_a_metric_that_there_is_not_is_refused_and_nothing_is_removed(tmp_path):
     assert names_in(tmp_path / "checkpoints") == ["v0001", "v0002"]
 
 
+def test_of_a_checkpoint_that_lies_elsewhere_the_link_goes(tmp_path):
+    run_with(tmp_path, {1: 0.5, 2: 0.5})
+    first, elsewhere = tmp_path / "checkpoints" / "v0001", tmp_path / "larger disk"
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    read_checkpoint(first)
+    prune(tmp_path, CheckpointConfig(keep_last=1))
+    assert names_in(tmp_path / "checkpoints") == ["v0002"]
+    assert {path.name for path in elsewhere.iterdir()} >= {"manifest.json", "state.safetensors"}
+
+
 @pytest.mark.parametrize("best_by", ["reward/remote/score", "train/stale_clip_fraction"])
 def test_a_metric_that_may_come_is_waited_for(best_by, tmp_path):
     """As a score that has failed for all samples so far, or of pairs of which none was stale."""
