@@ -11,6 +11,7 @@ read and written in :mod:`digen_core.checkpoints.tensors`.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -101,8 +102,20 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, the oldest first; what is half-written is none.
 
     They may be damaged since.
+
+    Raises:
+        UserError: the folder cannot be read, or is a link that leads nowhere.
     """
-    found = [path for path in folder.glob("v*") if re.fullmatch(r"v\d{4,}", path.name)]
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError as error:
+        if folder.is_symlink():
+            where = f"{folder} leads to {folder.readlink()}, which is not there"
+            raise UserError(f"{where}; mount its disk, or correct the link") from error
+        names = []
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {reason_of(error)}") from error
+    found = [folder / name for name in names if re.fullmatch(r"v\d{4,}", name)]
     return sorted(found, key=lambda path: int(path.name[1:]))
 
 
@@ -156,6 +169,7 @@ def last_checkpoint(
 
     Raises:
         DamagedError: there are some, but none is whole.
+        UserError: as `checkpoints_in`.
     """
     complaints: list[DamagedError] = []
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -164,7 +178,7 @@ def last_checkpoint(
         try:
             read_manifest(checkpoint)
         except DamagedError as error:
-            if not checkpoint.exists():
+            if not os.path.lexists(checkpoint):  # a link that leads nowhere is damaged
                 return last_checkpoint(folder, {*excluded, checkpoint})
             complaints.append(error)
         else:

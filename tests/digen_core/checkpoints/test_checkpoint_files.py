@@ -1,5 +1,7 @@
 """A checkpoint on disk: whole or not at all, whenever the process ends, and refused if damaged."""
 
+import errno
+import os
 import re
 from contextlib import suppress
 
@@ -19,6 +21,7 @@ from digen_core.checkpoints.manifest import (
     sum_of,
 )
 from digen_core.checkpoints.tensors import last_state, read_checkpoint, write_checkpoint
+from digen_core.errors import UserError
 from support.checkpoints import assert_same, names_in, position_of, state_of
 
 STATE = name_of_state(0, 1)
@@ -184,6 +187,29 @@ def test_when_all_are_damaged_there_is_no_silent_new_start(tmp_path):
         last_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         last_state(tmp_path)
+
+
+def test_where_a_link_leads_nowhere_there_is_no_silent_new_start(tmp_path):
+    """As where the disk that checkpoints were moved to is not mounted."""
+    (tmp_path / "v0001").symlink_to(tmp_path / "gone")
+    with pytest.raises(DamagedError, match=f"checkpoint {tmp_path / 'v0001'} is damaged"):
+        last_checkpoint(tmp_path)
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"checkpoints leads to .*/gone, which is not there"):
+        last_checkpoint(tmp_path / "checkpoints")
+    assert_same(
+        read_checkpoint(write_checkpoint(tmp_path, state_of(1), position_of(1))), state_of(1)
+    )
+
+
+def test_where_the_folder_cannot_be_read_there_is_no_silent_new_start(tmp_path, monkeypatch):
+    def stale(path):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, stale)
+    with pytest.raises(UserError, match=f"cannot read {tmp_path}: {os.strerror(errno.ESTALE)}"):
+        last_checkpoint(tmp_path)
 
 
 def test_no_folder_holds_no_checkpoint(tmp_path):
