@@ -58,16 +58,23 @@ class RunState:
 
 
 def runs_in(runs_dir: Path) -> list[Path]:
-    """Return the folders of runs, the oldest first.
+    """Return the folders of runs, the oldest first; not those that one may not look into.
 
     Raises:
         UserError: the folder cannot be read.
     """
     try:
-        found = [path for path in runs_dir.iterdir() if (path / CONFIG_OF_RUN).is_file()]
+        paths = list(runs_dir.iterdir())
     except OSError as error:
         raise UserError(f"cannot read {runs_dir}: {error.strerror}") from error
-    return sorted(found, key=lambda path: (_began(path), path.name))
+    return sorted(filter(_is_run, paths), key=lambda path: (_began(path), path.name))
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / CONFIG_OF_RUN).is_file()
+    except PermissionError:  # somebody else's
+        return False
 
 
 def find_run(run: str, runs_dir: Path) -> Path:

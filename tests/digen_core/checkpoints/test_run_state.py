@@ -1,5 +1,6 @@
 """The folder of a run, written by hand: how far it is, whose it is, what is damaged."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -146,6 +147,19 @@ def test_runs_are_found_by_folder_and_by_name(run):
         find_run("two", run.parent)
     with pytest.raises(UserError, match="cannot read"):
         runs_in(run.parent / "absent")
+
+
+def test_runs_that_one_may_not_look_into_are_left_out(run, monkeypatch):
+    theirs, is_file = run.parent / "theirs-1", Path.is_file
+    theirs.mkdir()
+
+    def may_not(path):
+        if path.parent == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", may_not)
+    assert runs_in(run.parent) == [run]
 
 
 def test_the_older_run_is_first(run):
