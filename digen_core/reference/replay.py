@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from digen_core.checkpoints.manifest import (
     CHECKPOINTS_OF_RUN,
@@ -33,6 +32,7 @@ from digen_core.records import IterationRecord
 from digen_core.rollout.steps import own_steps_of_group, steps_of_iteration, steps_to_keep
 from digen_core.training.advantages import advantages_of
 from digen_core.transport.metrics import METRICS_OF_RUN, read_metrics
+from digen_core.transport.parquet import read_whole
 from digen_core.transport.samples import SCHEMA, file_of
 from digen_core.transport.segment import Segment
 from digen_core.transport.trajectories import read_segments
@@ -41,6 +41,9 @@ MAY_CHANGE: Final = re.compile(
     r"algorithm\..*|train\.(?!lora|updates_per_iteration|epochs|dealt_by).*|model\.device"
 )
 """Keys that a replay may set: what is learnt from the samples, and where."""
+
+_USED: Final = ("group", "prompt", "reward", "nonfinite")
+"""Columns of the samples."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,10 @@ def _rows_of(run_dir: Path, iteration: int) -> list[dict[str, Any]]:
     path = file_of(run_dir / "samples", iteration)
     require_file(path, f"the samples of iteration {iteration + 1},")
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        table = read_whole(path)
+        if lacking := {*_USED} - {*table.schema.names}:
+            raise ValueError(f"it lacks the columns {', '.join(sorted(lacking))}")
+        rows: list[dict[str, Any]] = table.to_pylist()
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     return rows

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from digen_core.control.protocol import Device
 from digen_core.records import Span
-from digen_core.transport.parquet import write_whole
+from digen_core.transport.parquet import read_whole, write_whole
 
 SPANS_OF_RUN: Final = "spans"
 """Folder of the data set in a run's folder."""
@@ -77,7 +76,7 @@ def read_spans(spans_dir: Path | str) -> list[Span]:
 
     Raises:
         FileNotFoundError: the folder holds no spans.
-        ValueError: a file has other columns than a data set of spans.
+        ValueError: a file is damaged, or has other columns than a data set of spans.
     """
     paths = sorted(Path(spans_dir).glob("iteration-*.parquet"))
     if not paths:
@@ -99,7 +98,7 @@ def read_devices(path: Path | str) -> list[Device]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has other columns than a table of devices.
+        ValueError: it is damaged, or has other columns than a table of devices.
     """
     rows = _read(Path(path), DEVICE_SCHEMA).to_pylist()
     return [Device(row["name"], frozenset(row["roles"]), row["kind"]) for row in rows]
@@ -119,7 +118,7 @@ def spans_of(table: pa.Table) -> list[Span]:
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
-    table = pq.read_table(path)
+    table = read_whole(path)
     if table.schema != schema:
         raise ValueError(f"{path} has the columns {table.schema.names}, not {schema.names}.")
     return table

@@ -1,4 +1,4 @@
-"""Parquet files that appear whole or not at all."""
+"""Parquet files that appear, and are read, whole or not at all."""
 
 from pathlib import Path
 
@@ -16,3 +16,18 @@ def write_whole(table: pa.Table, path: Path) -> None:
     make_folder(path.parent)
     with written_whole(path) as unfinished:
         pq.write_table(table, unfinished, compression="zstd")
+
+
+def read_whole(path: Path) -> pa.Table:
+    """Return the table in a file, all of which is sound.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    try:
+        table = pq.read_table(path)
+        table.validate(full=True)
+    except pa.ArrowException as error:  # not each of them is a ValueError
+        raise ValueError(str(error)) from error
+    return table

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from digen_core.records import SampleRow
-from digen_core.transport.parquet import write_whole
+from digen_core.transport.parquet import read_whole, write_whole
 
 SCHEMA: Final = pa.schema(
     [
@@ -76,12 +75,12 @@ def read_samples(samples_dir: Path | str) -> pa.Table:
 
     Raises:
         FileNotFoundError: the folder holds no samples.
-        ValueError: its files differ in their columns, so they are of different runs.
+        ValueError: a file is damaged, or they differ in their columns, so are of different runs.
     """
     paths = sorted(Path(samples_dir).glob("iteration-*.parquet"))
     if not paths:
         raise FileNotFoundError(f"no samples in {samples_dir}")
-    tables = [pq.read_table(path) for path in paths]
+    tables = [read_whole(path) for path in paths]
     for path, table in zip(paths, tables, strict=True):
         if table.schema != tables[0].schema:
             raise ValueError(

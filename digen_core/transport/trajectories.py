@@ -82,7 +82,7 @@ def _read(path: Path) -> Segment:
             header = parse_json(file.metadata()["digen"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _segment_of(header, tensors)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
 
 

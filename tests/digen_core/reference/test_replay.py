@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from digen_core.config.load import CONFIG_OF_RUN
@@ -57,6 +58,11 @@ def test_groups_that_others_took_the_place_of_are_not_trained(groups, expected):
     [
         (None, 1, "the samples of iteration 1, RUN/samples/iteration-000000.parquet: No such file"),
         ("cut off", 1, "RUN/samples/iteration-000000.parquet is damaged: Could not open Parquet"),
+        (
+            "renamed",
+            1,
+            "RUN/samples/iteration-000000.parquet is damaged: it lacks the columns group",
+        ),
         ("whole", 1, "RUN keeps no trajectories of iteration 1, as tracking.keep_trajectories, of"),
         ("whole", "all", "though tracking.keep_trajectories is all: it was not then, or they were"),
     ],
@@ -74,7 +80,10 @@ def test_what_an_iteration_lacks_is_named(tmp_path, samples, keeps, message):
         ]
         path = write_samples(tmp_path / "samples", 0, rows)
         content = path.read_bytes()
-        path.write_bytes(content if samples == "whole" else content[:-8])
+        if samples == "renamed":
+            pq.write_table(pq.read_table(path).rename_columns({"group": "groop"}), path)
+        else:
+            path.write_bytes(content if samples == "whole" else content[:-8])
     with pytest.raises(UserError, match=re.escape(message.replace("RUN", str(tmp_path)))):
         kept_iteration(tmp_path, config, 0)
 

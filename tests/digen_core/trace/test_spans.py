@@ -86,6 +86,21 @@ def test_a_file_of_other_columns_is_refused(tmp_path):
         read_spans(tmp_path)
 
 
+def test_what_arrow_does_not_know_of_a_damaged_file_is_a_value_error(tmp_path, monkeypatch):
+    """As an integer of 96 bits: of a bit that flips in what the file says of its columns."""
+
+    def read_table(path):
+        raise pa.ArrowNotImplementedError("Integers with more than 64 bits not implemented")
+
+    write_spans(tmp_path, 0, [SPAN])
+    write_devices(tmp_path / "devices.parquet", DEVICES)
+    monkeypatch.setattr(pq, "read_table", read_table)
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        read_spans(tmp_path)
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        read_devices(tmp_path / "devices.parquet")
+
+
 def test_devices_come_back_as_they_were(tmp_path):
     path = tmp_path / "run" / "devices.parquet"
     write_devices(path, DEVICES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageSequence
+from safetensors.numpy import save_file
 
 from digen_core.control.protocol import Fragment
 from digen_core.errors import UserError
@@ -76,6 +77,14 @@ def test_a_damaged_file_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match=r"t02\.safetensors is damaged"):
         read_segments(tmp_path, 3)
+
+
+def test_a_file_that_says_nothing_of_itself_is_one_line(tmp_path):
+    path = write_segment(tmp_path, segment_of(), steps=STEPS)
+    for header in ("7", "null", '"text"', "[]", "{}"):
+        save_file({"latents": np.zeros((2, 1), np.float32)}, path, {"digen": header})
+        with pytest.raises(UserError, match=r"t02\.safetensors is damaged"):
+            read_segments(tmp_path, 3)
 
 
 def test_a_bit_that_flips_in_what_a_file_says_of_itself_is_one_line(tmp_path):
