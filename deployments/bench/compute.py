@@ -1,8 +1,8 @@
 """A comparison of layouts with real compute, beside the serial loop, interleaved.
 
 In each round every layout runs some iterations on workers of its own, after some that warm up; so
-all of them see the same machine. Seconds are from the moment that all devices hold a version to
-that for the next.
+all of them see the same machine. Seconds are from the moment that an iteration is over, as all
+devices hold its version, to that for the next; one that makes no update is over with its last task.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from time import time
 from prefect import flow
 
 from deployments.bench.core_seconds import WARM_UP
-from deployments.bench.layouts import iteration_ends
 from deployments.bench.runs import Records, train_serially
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.records import IterationRecord
+from digen_core.trace.windows import iteration_windows
 from flows.launch import open_run
 from flows.prepare import prepare
 from flows.runtime.observers import watching
@@ -109,7 +109,7 @@ def _measure(row: Row, config: RunConfig, iterations: int) -> None:
     update = {"schedule": schedule, "num_iterations": WARM_UP + iterations}
     row.layout, row.split, records = run_layout(config.model_copy(update=update))
     spans = [span for record in records for span in record.spans]
-    ends = iteration_ends(spans, config.train.updates_per_iteration)[WARM_UP - 1 :]
+    ends = [window.ended for window in iteration_windows(spans).values()][WARM_UP - 1 :]
     row.seconds += [last - first for first, last in pairwise(ends)]
     for record in records[WARM_UP:]:
         row.errors.append(record.metrics["makespan/predicted_error"])
