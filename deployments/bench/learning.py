@@ -17,7 +17,6 @@ from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, Lineage, Position
 from digen_core.checkpoints.tensors import write_checkpoint
-from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
 from digen_core.errors import UserError
@@ -25,6 +24,7 @@ from digen_core.records import EvaluationReport
 from digen_core.trace.charts import look_of
 from digen_core.training.train_state import initial_state
 from flows.evaluate_run import evaluate_run
+from flows.launch import new_run_dir
 from flows.post_train import post_train
 from flows.runtime.observers import watching
 
@@ -94,12 +94,10 @@ def _trained(name: str, config: RunConfig) -> tuple[EvaluationReport, list[float
 
 def _trained_serially(config: RunConfig) -> tuple[EvaluationReport, list[float]]:
     """Train in this process; keep the result as a run's folder and judge it as a run is judged."""
-    run = train_serially(config)
-    folder = Path(config.tracking.runs_dir) / f"{SERIAL}-{config.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
+    config = config.model_copy(update={"name": f"{SERIAL}-{config.seed}"})
+    run, folder = train_serially(config), new_run_dir(config)  # not that of an earlier bench
     state = replace(initial_state(run.weights), version=config.num_updates, ema=run.ema)
     write_checkpoint(folder / CHECKPOINTS_OF_RUN, state, _position(config))
-    (folder / CONFIG_OF_RUN).write_text(config.model_dump_json(indent=2))
     return evaluate_run(str(folder)), [row["reward/mean"] for row in run.metrics]
 
 

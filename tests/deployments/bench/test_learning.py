@@ -1,11 +1,17 @@
 """The benches of learning: what they print and draw from numbers by hand, and their settings."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from rich.console import Console
 
+from deployments.bench import learning
 from deployments.bench.algorithms import SETTINGS, config_of
 from deployments.bench.learning import Way, draw, print_ways, smoothed
-from digen_core.config.load import load_config
+from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.config.load import config_of_run, load_config
 from digen_core.control.layout import LAYOUTS
 from digen_core.rollout.steps import steps_of_iteration
 from support.paths import ROOT
@@ -52,3 +58,23 @@ def test_every_algorithm_trains_four_steps(name):
     assert name.startswith(config.algorithm.type)
     for iteration in range(5):
         assert len(steps_of_iteration(config, iteration).trained) == config.num_trained_steps == 4
+
+
+def test_a_serial_run_is_judged_by_its_own_weights_also_after_a_longer_one(tmp_path, monkeypatch):
+    weights = {"w": np.zeros(2, np.float32)}
+    trained = SimpleNamespace(weights=weights, ema=weights, metrics=[{"reward/mean": 1.0}])
+    monkeypatch.setattr(learning, "train_serially", lambda config: trained)
+
+    def judged(run: str) -> tuple[str, int, int]:
+        newest = checkpoints_in(Path(run) / CHECKPOINTS_OF_RUN)[-1].name
+        config = config_of_run(Path(run))
+        return newest, config.num_iterations, config.seed
+
+    monkeypatch.setattr(learning, "evaluate_run", judged)
+
+    def judged_after(num_iterations: int) -> tuple[str, int, int]:
+        changes = {"num_iterations": num_iterations, "seed": 7, "tracking.runs_dir": str(tmp_path)}
+        return learning._trained_serially(load_config(SHAPES, changes))[0]
+
+    assert judged_after(30) == ("v0030", 30, 7)
+    assert judged_after(20) == ("v0020", 20, 7)
