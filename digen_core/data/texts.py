@@ -80,9 +80,10 @@ def _table_rows(
 ) -> Iterator[Row]:
     reader = csv.DictReader(StringIO(_text(path), newline=""), strict=True, **dialect)
     try:
-        names = list(reader.fieldnames or [])
-        if len(names) > MAX_COLUMNS or len(set(names)) < len(names):
-            twice = [name for name, count in Counter(names).items() if count > 1]
+        every = list(reader.fieldnames or [])
+        names = [name for name in every if name.strip()]  # spreadsheets leave some without behind
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice or len(every) > MAX_COLUMNS:
             what = f"{listed(twice)} twice" if twice else f"more than {MAX_COLUMNS}"
             raise ConfigError(f"{path} has the columns {what}")
         yield from columns_of(columns, names, path).of(_lines(reader, path))

@@ -152,6 +152,14 @@ def test_a_parquet_file_that_unpacks_to_too_much_is_refused_before_it_is(
         train_prompts(config_of(train=str(tmp_path / "p.parquet"), column=column))
 
 
+def test_columns_of_a_table_that_have_no_name_are_left_out(tmp_path):
+    """As of a spreadsheet in which something stood beside the table once."""
+    path = tmp_path / "p.csv"
+    path.write_text("prompt,,n,,\na circle,,1,x,\n")
+    (found,) = train_prompts(config_of(train=str(path), metadata_columns=["n"]))
+    assert (found.text, found.metadata) == ("a circle", {"n": "1"})
+
+
 @pytest.mark.parametrize(
     ("kind", "value"), [(pa.date32(), 2**30), (pa.timestamp("us"), 2**62), (pa.time32("s"), 1)]
 )
