@@ -125,13 +125,13 @@ def latest_run(runs_dir: Path) -> Path:
     """Return the newest run that kept a version.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or the versions of a newer one cannot be read.
     """
-    folders = runs_dir.glob(f"*/{CHECKPOINTS_OF_RUN}")
-    kept = [folder.parent for folder in folders if checkpoints_in(folder)]
-    if not kept:
-        raise UserError(f"{runs_dir} holds no run with a trained version; train one first")
-    return max(kept, key=lambda run: (run / CONFIG_OF_RUN).stat().st_mtime)
+    configs = runs_dir.glob(f"*/{CONFIG_OF_RUN}")
+    for config in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True):
+        if checkpoints_in(config.with_name(CHECKPOINTS_OF_RUN)):
+            return config.parent
+    raise UserError(f"{runs_dir} holds no run with a trained version; train one first")
 
 
 @flow(**ONCE, name="restore", flow_run_name="{run_id}-restore", validate_parameters=False)

@@ -20,6 +20,7 @@ import psutil
 from deployments.chaos import namespaces
 from deployments.chaos.story import DISK, FLOW, Fault, Kind
 from digen_core.checkpoints.manifest import CHECKPOINTS_OF_RUN, checkpoints_in
+from digen_core.checkpoints.run_state import runs_in
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.transport.metrics import METRICS_OF_RUN
 
@@ -139,15 +140,12 @@ def _read_only(runs_dir: Path, over: Event, seconds: float) -> None:
 
 def _flip(runs_dir: Path, rng: Random) -> None:
     """Flip a bit of a file of the newest checkpoint."""
-    for checkpoint in [c for run in runs_dir.iterdir() for c in _checkpoints(run)][-1:]:
+    kept = [checkpoints_in(run / CHECKPOINTS_OF_RUN) for run in runs_in(runs_dir)]
+    for checkpoint in [own for of_run in kept for own in of_run][-1:]:
         path = rng.choice(sorted(checkpoint.iterdir()))
         content = bytearray(path.read_bytes())
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-
-
-def _checkpoints(run_dir: Path) -> list[Path]:
-    return checkpoints_in(run_dir / CHECKPOINTS_OF_RUN)
 
 
 def _remove(runs_dir: Path, rng: Random) -> None:

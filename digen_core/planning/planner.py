@@ -1,7 +1,8 @@
 """The planner: the layout, split and sizes that are the fastest for a job.
 
 Closed forms rank fragment and pack sizes for each layout. One simulation of each of the best ones
-ranks the layouts. The search for split and mechanisms is left to the layouts near the fastest.
+ranks the layouts. The search for split and mechanisms is left to the layouts near the fastest, and
+to those with stale groups, where there may be some.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from digen_core.sim.closed_forms import FORMULAS, Terms
 
 NUM_SIZES = 2  # fragment and pack sizes that are simulated for a layout, and the job's own
 NUM_SPLITS = 12  # at most, that rank a size
-NUM_SEARCHED = 2  # layouts, and colocated-strong
+NUM_SEARCHED = 2  # layouts, and colocated-strong, and those with stale groups
 BASELINE: LayoutName = "colocated-strong"
 LESS_HELP = "use less of schedule.helpers and schedule.assistants, or 'auto'"
 
@@ -145,7 +146,9 @@ def plan_job(job: Job, leeway: Leeway) -> list[JobPlan]:
         for layout in possible
     }
     ranking = sorted(possible, key=lambda layout: sized[layout].seconds)
-    searched = ranking[:NUM_SEARCHED] + [x for x in ranking[NUM_SEARCHED:] if x == BASELINE]
+    # Those with stale groups are judged without help, so they may be faster than they seem.
+    others = [x for x in ranking[NUM_SEARCHED:] if x == BASELINE or leeway.share(x)]
+    searched = ranking[:NUM_SEARCHED] + others
     plans = [in_full(sized[layout], leeway) for layout in searched]
     return sorted(plans, key=lambda plan: (plan.seconds, plan.layout != BASELINE))
 

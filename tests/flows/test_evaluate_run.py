@@ -1,5 +1,6 @@
 """What an evaluation says of a run that is no longer as it was."""
 
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from digen_core.checkpoints.tensors import write_checkpoint
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, prompts_hash, train_prompts
+from digen_core.errors import UserError
 from digen_core.preflight.run import check_judged
 from flows import evaluate_run as flow
 from flows.runtime.progress import Progress
@@ -115,3 +117,19 @@ def test_a_run_without_a_whole_version_is_refused_before_anything_starts(checkpo
     cut_off(checkpoints[0])
     with pytest.raises(DamagedError, match=r"v0002 is damaged: "):
         check_judged(RunConfig(), tmp_path, Judging())
+
+
+def test_the_newest_run_with_a_version_is_evaluated(tmp_path):
+    """Whatever is with older ones, such as a disk that is not there any more."""
+    for age, name in enumerate(("without a version", "newest", "elsewhere", "older")):
+        (tmp_path / name).mkdir()
+        config = tmp_path / name / CONFIG_OF_RUN
+        config.touch()
+        os.utime(config, (1e9 - age, 1e9 - age))
+    (tmp_path / "elsewhere" / CHECKPOINTS_OF_RUN).symlink_to(tmp_path / "gone")
+    for name in ("newest", "older"):
+        write_checkpoint(tmp_path / name / CHECKPOINTS_OF_RUN, state_of(1), position_of(1))
+    assert flow.latest_run(tmp_path) == tmp_path / "newest"
+    shutil.rmtree(tmp_path / "newest")
+    with pytest.raises(UserError, match="which is not there; mount its disk"):
+        flow.latest_run(tmp_path)

@@ -75,6 +75,23 @@ def test_batches_count_in_the_ranking():
     assert max(planner.fragment_sizes(few, own.workload.group_size)) == 2, "a batch holds one"
 
 
+@pytest.mark.parametrize(
+    ("switch", "trained_steps", "pack_size", "share"), [(0.0, 1, 2, 0.5), (0.2, 2, 1, 1.0)]
+)
+def test_stale_groups_are_searched_though_they_seem_slower(
+    switch, trained_steps, pack_size, share, monkeypatch
+):
+    """They are judged without help: a plan was up to a tenth slower than one with them."""
+    own = job(switch_to_trainer=switch)
+    work = replace(own.workload, pack_size=pack_size)
+    own, leeway = replace(own, trained_steps=trained_steps, workload=work), Leeway(list(LAYOUTS))
+    stale = replace(leeway, max_stale_share=share)
+    best = plan_job(own, stale)[0]
+    monkeypatch.setattr(planner, "NUM_SEARCHED", len(LAYOUTS))
+    assert best.layout == "tcss"
+    assert best.seconds == plan_job(own, stale)[0].seconds < plan_job(own, leeway)[0].seconds
+
+
 NIGHTLY = ("A2", "B", "B2", "C", "E", "G", "H")  # each change plans for three of them
 
 
