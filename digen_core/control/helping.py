@@ -211,7 +211,7 @@ def choose_helpers(
         device.may_train = not (device.may_generate and for_good)
         fleet.file(device)
     for place, device in enumerate(rollouts):
-        device.may_train = place < assistants
+        device.may_train = place < assistants or "trainer" in device.device.roles
         fleet.file(device)
 
 

@@ -333,6 +333,18 @@ def test_stale_groups_are_at_most_the_share():
     assert seen > 0, "nothing was ever stale: the layout does not overlap"
 
 
+@pytest.mark.parametrize("layout", ["elastic", "tcss"])
+def test_a_device_of_both_roles_trains_though_nobody_may_assist(layout):
+    """As one that a run starts alone, with ``assistants = 0`` as plans have it."""
+    share = 0.5 if LAYOUTS[layout].stale else 0.0
+    schedule = Schedule(LAYOUTS[layout], max_stale_share=share, helpers=0, assistants=0)
+    devices, workload = [p.Device("worker-0", frozenset({"rollout", "trainer"}))], make_workload()
+    it = Controller(devices, workload, schedule, make_costs(0.3))
+    cluster = RandomCluster(it, workload, schedule, devices, random=Random(0))
+    cluster.run(NUM_ITERATIONS)
+    assert cluster.version == NUM_ITERATIONS
+
+
 def test_a_score_that_is_lost_while_its_fragment_is_generated_again():
     """The trajectory went with one device, and then the score with the other."""
     workload = make_workload(num_groups=2, group_size=2, fragment_size=2)
