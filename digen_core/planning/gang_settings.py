@@ -9,7 +9,7 @@ from typing import Final
 
 from digen_core.config.run import RunConfig
 from digen_core.errors import ConfigError
-from digen_core.gang.degrees import check_degree
+from digen_core.gang.degrees import check_cuts, check_degree
 from digen_core.models.image_size import read_settings
 
 GANGS: Final = (2, 4, 8)
@@ -18,6 +18,8 @@ GANGS: Final = (2, 4, 8)
 
 def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     """Return a config whose weights are sharded over a gang, and tokens dealt if they can be.
+
+    What goes not with that is left out: stages, CUDA graphs, and a transformer in host memory.
 
     Args:
         config: of the run.
@@ -29,12 +31,25 @@ def in_gang(config: RunConfig, folder: Path, size: int) -> RunConfig:
     """
     whole = {"stages": 1, "stage_blocks": (), "stages_by_size": ()}
     sharded = {"shard_weights": True, "context_parallel": 1, **whole}
-    both = _with(config, sharded | {"context_parallel": size})
+    alone = _with(_on_device(config), sharded)
+    both = _with(alone, {"context_parallel": size})
     try:
         check_degree(both, size, read_settings(folder))
+        check_cuts(both)
     except ConfigError:
-        return _with(config, sharded)
+        return alone
     return both
+
+
+def _on_device(config: RunConfig) -> RunConfig:
+    """Return a config whose transformer stays where it is, in memory that others may take."""
+    model, rollout = config.model, config.rollout
+    offload = tuple(part for part in model.offload if part != "transformer")
+    tables = {
+        "model": model.model_copy(update={"offload": offload}),
+        "rollout": rollout.model_copy(update={"cuda_graphs": False}),
+    }
+    return config.model_copy(update=tables)
 
 
 def _with(config: RunConfig, values: Mapping[str, object]) -> RunConfig:

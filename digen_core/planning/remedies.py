@@ -58,20 +58,33 @@ def _gang(config: RunConfig, folder: Path, fits: Fits) -> str | None:
         for some in ([], changes):
             changed = in_gang(_changed(config, some), folder, size)
             if _fits(changed, folder, fits, size):
-                shared = changed.parallel
-                keys: list[Change] = [("parallel", "shard_weights", shared.shard_weights)]
-                if shared.context_parallel > 1:
-                    keys.append(("parallel", "context_parallel", shared.context_parallel))
-                return f"{_shown([*keys, *some])} in gangs of {size} (the devices' gang)"
+                keys = [("parallel", "shard_weights", True), *_differing(config, changed)]
+                return f"{_shown(keys)} in gangs of {size} (the devices' gang)"
     return None
 
 
+def _differing(config: RunConfig, changed: RunConfig) -> list[Change]:
+    """Return what has to be changed in a config to have another one."""
+    return [
+        (table, key, value)
+        for table in ("parallel", "rollout", "model", "train")
+        for key, value in getattr(changed, table)
+        if value != getattr(getattr(config, table), key)
+    ]
+
+
 def _open(config: RunConfig) -> list[Change]:
-    """Return the changes that a config leaves to make: none puts back what it has offloaded."""
+    """Return the changes that a config leaves to make.
+
+    None puts back what it has offloaded, and shards stay on their devices.
+    """
 
     def is_open(table: str, key: str, value: object) -> bool:
         now = getattr(getattr(config, table), key)
-        return {*value} > {*now} if isinstance(value, tuple) else value != now
+        if not isinstance(value, tuple):
+            return bool(value != now)
+        stays = config.parallel.shard_weights and "transformer" in value
+        return {*value} > {*now} and not stays
 
     return [change for change in _CHANGES if is_open(*change)]
 
@@ -97,6 +110,6 @@ def _shown(changes: Sequence[Change]) -> str:
         key: list(value) if isinstance(value, tuple) else value for key, value in last.items()
     }
     return " and ".join(
-        f"{table}.{key} = {'true' if value is True else repr(value)}"
+        f"{table}.{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
         for (table, key), value in values.items()
     )
