@@ -100,15 +100,28 @@ def fit_recipe(config: RunConfig, cluster: Cluster, memories: Mapping[int, Memor
 
 def least(memory: Memory, roles: Collection[str]) -> int:
     """Return the bytes without which a device cannot do its roles: one sample, or one pair."""
-    needed = {"rollout": memory.rollout(1), "trainer": memory.trainer(1)}
-    return max(needed[role] for role in roles)
+    if len(roles) > 1:
+        return memory.both(1, 1)
+    return memory.rollout(1) if "rollout" in roles else memory.trainer(1)
 
 
 class ShortageError(UserError):
     """A recipe does not fit into the memory of a device; the message is one line."""
 
-    def __init__(self, whose: str, memory: Memory, roles: Collection[str]) -> None:
+    def __init__(
+        self, whose: str, memory: Memory, roles: Collection[str], *, has_all: bool = False
+    ) -> None:
+        """Say what a device lacks.
+
+        Args:
+            whose: the device.
+            memory: what it would have to hold.
+            roles: one of which it might have.
+            has_all: it has all of them.
+        """
         needs = [f"{least(memory, {r}) / GB:.1f} GB {_WORDS[r]}" for r in sorted(roles)]
+        if has_all and len(roles) > 1:
+            needs.append(f"{least(memory, roles) / GB:.1f} GB to do both in turn")
         super().__init__(f"{whose} lacks the memory that this takes: {', '.join(needs)}")
 
 

@@ -34,8 +34,8 @@ def require_room(
 ) -> None:
     """Check that a device, or this member of a gang, can do the least of its work.
 
-    That is one sample, or one pair. Nothing is looked at where the settings of the model are not
-    known without a download.
+    That is one sample, one pair, or both in turn. Nothing is looked at where the settings of the
+    model are not known without a download.
 
     Args:
         config: of the run.
@@ -61,7 +61,8 @@ def require_room(
         logger.warning("what %s needs could not be counted: %s", name, error)
         return
     if least(found, roles) > room:
-        shortage = ShortageError(f"{name}, of {room / GB:.0f} GB,", found, roles)
+        whose = f"{name}, of {room / GB:.0f} GB,"
+        shortage = ShortageError(whose, found, roles, has_all=True)
         advice = f"{STAGES}; {ADVICE}" if gang.stages > 1 else ADVICE
         raise UserError(f"{shortage}; {advice}")
 

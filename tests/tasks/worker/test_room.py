@@ -44,13 +44,15 @@ def loaded(monkeypatch) -> list:
 @pytest.mark.parametrize("roles", [{"rollout"}, {"trainer"}, BOTH])
 def test_the_least_of_a_devices_work_has_to_fit(config, tiny_flux, roles, monkeypatch, loaded):
     found = memory_of(config, Path(tiny_flux))
-    needed = {"rollout": found.rollout(1), "trainer": found.trainer(1)}
-    least = max(needed[role] for role in roles)
+    alone = {"rollout": found.rollout(1), "trainer": found.trainer(1)}
+    assert found.both(1, 1) > max(alone.values()), "what it trains stays while it generates"
+    least = found.both(1, 1) if roles == BOTH else alone[min(roles)]
     monkeypatch.setattr(room, "bytes_of", lambda device: least)
     build_engine("run-1", config, "gpu-0", frozenset(roles))
     assert len(loaded) == 1
     monkeypatch.setattr(room, "bytes_of", lambda device: least - 1)
-    with pytest.raises(UserError, match=r"gpu-0, of 2 GB, lacks the memory .* need less"):
+    told = "to do both in turn" if roles == BOTH else "one (sample|pair)"
+    with pytest.raises(UserError, match=rf"gpu-0, of 2 GB, lacks the memory .* {told}; .* less"):
         build_engine("run-2", config, "gpu-0", frozenset(roles))
     assert len(loaded) == 1
 
