@@ -73,9 +73,9 @@ def sharing(devices: Sequence[Device], gpus: Sequence[str]) -> str | None:
     if not 0 < len(gpus) < number:
         return None
     return (
-        f"{number} workers share {number_of(len(gpus), 'GPU')}, and the memory of that; fewer take "
-        "less of it (cluster.rollout_workers, and cluster.trainer_workers, which may be 0: who "
-        "generates then trains, too)"
+        f"{number} workers share the memory of {number_of(len(gpus), 'GPU')}; fewer take less of "
+        "it (cluster.rollout_workers, and cluster.trainer_workers, which may be 0: who generates "
+        "then trains, too)"
     )
 
 

@@ -38,7 +38,7 @@ def test_workers_that_score_take_what_is_left():
 
 def test_workers_that_share_gpus_are_told():
     """Each holds the model, or its part, which may fit a card once only."""
-    assert sharing(DEVICES, ["0", "1"]).startswith("3 workers share 2 GPUs, and the memory of that")
+    assert sharing(DEVICES, ["0", "1"]).startswith("3 workers share the memory of 2 GPUs; fewer")
     assert sharing(DEVICES, []) is None
     assert sharing(DEVICES, ["0", "1", "2"]) is None
 
