@@ -266,7 +266,7 @@ class TrackingConfig(Strict):
     experiment: str = Field("digen", pattern=r"\S")
     """MLflow experiment."""
 
-    registered_model: str | None = Field(None, pattern=r"^[^/:]*[^/:\s][^/:]*$")
+    registered_model: str | None = Field(None, pattern=r"^[^/:]*[^/:\s.][^/:]*$")
     """Name in MLflow's model registry that each run adds a version to; null is the run's `name`."""
 
     also: Annotated[tuple[PlaceName, ...], AfterValidator(_each_once)] = ()

@@ -518,6 +518,10 @@ SETTINGS = {
         setting("tracking.registered-model", "a/b"),
         "tracking.registered_model: must match",
     ),
+    "a registered model that is a folder": (
+        setting("tracking.registered-model", ".."),
+        "tracking.registered_model: must match",
+    ),
     "a blank experiment": (setting("tracking.experiment", " "), "tracking.experiment: must match"),
     "a blank name": (setting("name", " "), "name: must match"),
     "a name that is a folder": (setting("name", ".."), "name: must match"),
