@@ -167,11 +167,14 @@ def _workers_of_pools(run: RunContext) -> list[tuple[Pool, Presence]]:
 
 
 def roles_of(run: RunContext, device: Device) -> list[Role]:
-    """Return the roles whose work a device may do: with help, those of others too."""
-    layout, roles = layout_of(run.config), set(device.roles)
-    if layout.trainers_help:
+    """Return the roles whose work a device may do: those of others too, if it may help them.
+
+    Plans have nobody help where there is no memory for both.
+    """
+    layout, schedule, roles = layout_of(run.config), run.config.schedule, set(device.roles)
+    if layout.trainers_help and schedule.num_helpers != 0:
         roles.add("rollout")
-    if layout.rollouts_train:
+    if layout.rollouts_train and schedule.num_assistants != 0:
         roles.add("trainer")
     return sorted(roles)
 

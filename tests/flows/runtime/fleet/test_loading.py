@@ -92,6 +92,24 @@ def test_of_whom_nothing_is_known_is_taken(run, workers):
     assert len(run.formed) == 2
 
 
+@pytest.mark.parametrize(
+    ("schedule", "generating", "training"),
+    [
+        ({"layout": "tsp"}, ["rollout"], ["trainer"]),
+        ({"layout": "tag"}, ["rollout"], ["rollout", "trainer"]),
+        ({"layout": "elastic"}, ["rollout", "trainer"], ["rollout", "trainer"]),
+        ({"layout": "elastic", "helpers": 1}, ["rollout", "trainer"], ["rollout", "trainer"]),
+        ({"layout": "elastic", "helpers": 0}, ["rollout", "trainer"], ["trainer"]),
+        ({"layout": "tcss", "assistants": 0}, ["rollout"], ["rollout", "trainer"]),
+    ],
+)
+def test_who_may_not_help_is_no_helper(schedule, generating, training):
+    """It would have to hold what both take, which plans without help are for."""
+    run = SimpleNamespace(config=RunConfig.model_validate({"schedule": schedule}))
+    assert loading.roles_of(run, Device("rollout-0", frozenset({"rollout"}))) == generating
+    assert loading.roles_of(run, Device("trainer-0", frozenset({"trainer"}))) == training
+
+
 def test_where_all_that_encode_were_lost_a_trainer_that_joins_is_not_measured():
     """Its work is learnt: it waits with the others for somebody who generates."""
     config = RunConfig.model_validate({"schedule": {"layout": "gap"}})
