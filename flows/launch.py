@@ -122,7 +122,8 @@ def _devices(config: RunConfig) -> Iterator[tuple[Client, str, list[Device], Run
     if config.cluster.address is None:
         names = ", ".join(device.name for device in local)
         say(f"starting {number_of(len(local), 'worker')}: {names}")
-        if shared := sharing(local, visible_gpus()):
+        gpus = [] if config.model.device == "cpu" else visible_gpus()
+        if shared := sharing(local, gpus):
             say(shared)
     with connected(config, local) as (address, client):
         await_spares(client, say)

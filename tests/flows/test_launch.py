@@ -39,6 +39,19 @@ def test_what_a_task_made_stays_on_its_worker():
             assert first in client.who_has(made)[made.key]
 
 
+@pytest.mark.parametrize(("device", "is_told"), [("auto", True), ("cpu", False)])
+def test_workers_that_share_gpus_are_told_if_they_compute_on_them(monkeypatch, device, is_told):
+    said = []
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
+    monkeypatch.setattr(launch, "say", said.append)
+    monkeypatch.setattr(launch, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(launch, "connected", Mock(side_effect=ConnectError("no cluster")))
+    config = RunConfig.model_validate({"model": {"device": device}})
+    with pytest.raises(ConnectError), launch._devices(config):
+        pass
+    assert any("2 workers share the memory of 1 GPU" in text for text in said) == is_told
+
+
 @pytest.mark.parametrize(
     ("scheduler", "dismissed"), [("tcp://there:1", ["tcp://busy:1"]), (None, [])]
 )
