@@ -103,8 +103,13 @@ def _samples_table(pictures: Sequence[Picture]) -> str:
         made = (f"{_embedded(p.prompt, 'jpeg', p.jpeg)} {p.reward:.3f}" for p in shown)
         rows.append([about, *made])
     num_columns = max(map(len, rows))
-    heads = ["prompt", "samples and their rewards", *[""] * num_columns][:num_columns]
-    lines = [f"| {' | '.join(heads)} |", "|---" * num_columns + "|"]
+    heads = ["prompt", *[""] * (num_columns - 1)]
+    lines = [
+        "samples and their rewards:",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * num_columns + "|",
+    ]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
