@@ -141,6 +141,15 @@ def test_arithmetic_of_a_cell_is_right(recipe):
             assert value == pytest.approx(float(found[2]), rel=0.01), row
 
 
+def test_an_average_that_is_stepped_after_each_batch_says_so(recipe):
+    """As FlowGRPO's code and DGPO's do; DiffusionNFT's steps it after each update."""
+    cells = {row.cells[0]: row.cells[1] for row in rows_of(recipe)}
+    if cells.get("update_step_interval") == "8":
+        (batches,) = re.findall(r" batches / (\d+) = ", cells["updates of an epoch"])
+        stepped = "" if batches == "1" else f" ^ {batches} = "
+        assert cells["EMAModuleWrapper decay"].startswith(f"0.9{stepped}")
+
+
 def test_a_table_covers_what_a_run_depends_on(recipe):
     config, rows = load_config(FILES[recipe]), rows_of(recipe)
     keys = [row.ours[0] for row in rows if row.cells[2] != NOTHING]
