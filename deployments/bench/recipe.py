@@ -9,7 +9,7 @@ scorers, whose models are not here, stands the warmth of the pixels, which anybo
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from math import inf
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from digen_core.config.run import RunConfig
 from digen_core.data.prompts import evaluation_prompts, train_prompts
 from digen_core.errors import ConfigError
 from digen_core.inputs.reading import read_json_object
-from digen_core.maths.statistics import paired_change, standard_error
+from digen_core.maths.statistics import paired_change, standard_error, with_error
 from digen_core.models.image_size import read_settings
 from digen_core.models.loading import load_trainable
 from digen_core.models.policy import ALL_PARTS
@@ -71,6 +71,17 @@ class Trained:
     after: list[float]
     seconds: float
 
+    @property
+    def change_error(self) -> float | None:
+        """Standard error of the change, of the prompts' differences; None of a single prompt."""
+        return paired_change(self.before, self.after, 0.0).error
+
+    @property
+    def standard_errors(self) -> float:
+        """How many of them the reward has risen; 0 where nothing differs between prompts."""
+        risen = fmean(self.after) - fmean(self.before)
+        return risen / self.change_error if self.change_error else 0.0
+
 
 def warmth(images: Tensor, prompts: Any) -> Tensor:
     """Return red minus half of blue, the mean over the pixels of each image, in float64."""
@@ -86,7 +97,7 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
         iterations: to train.
     """
     changes = {**SMALLER, "model.path": folder, "num_iterations": iterations}
-    steps = max(min(config.rollout.num_steps, NUM_STEPS), config.algorithm.fewest_steps)
+    steps = few_steps(config)
     changes["rollout.num_steps"] = changes["evaluation.num_steps"] = steps
     changes["model.num_frames"] = min(config.model.num_frames, 5)
     if config.algorithm.best_of:
@@ -102,6 +113,21 @@ def changes_of(config: RunConfig, folder: str, iterations: int) -> dict[str, Any
         changes["train.lora.rank"] = 4
         changes["train.lora.alpha"] = 4 * lora.alpha / lora.rank  # the same scale
     return changes
+
+
+def few_steps(config: RunConfig) -> int:
+    """Return the steps of a shrunk recipe: more than a few where its algorithm needs them."""
+    few = max(min(config.rollout.num_steps, NUM_STEPS), config.algorithm.fewest_steps)
+    return next(number for number in count(few) if _is_trained(config, number))
+
+
+def _is_trained(config: RunConfig, num_steps: int) -> bool:
+    """Whether trajectories of so many steps have what the algorithm trains, as the recipe's do."""
+    try:
+        config.algorithm.check_steps(num_steps)
+    except ValueError:
+        return False
+    return True
 
 
 def tiny_model(config: RunConfig) -> Any:
@@ -150,9 +176,9 @@ def train_shrunk(path: Path, iterations: int, settings: Mapping[str, Any] | None
         settings: that are changed, too.
     """
     began = monotonic()
-    recipe = load_config(path)
+    recipe = load_config(path, dict(settings or {}))
     with TemporaryDirectory() as folder:
-        tiny_model(load_config(path, dict(settings or {}))).save_pretrained(folder)
+        tiny_model(recipe).save_pretrained(folder)
         changes = changes_of(recipe, folder, iterations) | dict(settings or {})
         config = load_config(path, changes)
         policy = load_trainable(config, ALL_PARTS)
@@ -190,15 +216,16 @@ def main(path: Path, iterations: int, settings: Mapping[str, Any], *, write: boo
     """
     disable_progress_bar()
     console = terminal()
-    proof = proof_of(path, iterations, train_shrunk(path, iterations, settings), settings)
-    reached = proof.standard_errors >= TARGET
+    trained = train_shrunk(path, iterations, settings)
+    reached = trained.standard_errors >= TARGET
     console.print(
-        f"{path.stem}: {proof.reward} of {proof.prompts} prompts {proof.before:.5f} +- "
-        f"{proof.before_error:.5f} -> {proof.after:.5f} +- {proof.after_error:.5f}, a change of "
-        f"{proof.standard_errors:.1f} standard errors in {proof.seconds:.0f} s; the target of "
+        f"{path.stem}: {_judges(load_config(path))} of {len(trained.after)} prompts "
+        f"{_mean(trained.before)} -> {_mean(trained.after)}, a change of "
+        f"{trained.standard_errors:.1f} standard errors in {trained.seconds:.0f} s; the target of "
         f"{TARGET:g} is {'reached' if reached else 'not reached'}"
     )
     if reached and write:
+        proof = proof_of(path, iterations, trained, settings)
         file = proof_file(path.stem)
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"{proof.model_dump_json(indent=2)}\n")
@@ -206,10 +233,13 @@ def main(path: Path, iterations: int, settings: Mapping[str, Any], *, write: boo
     return reached
 
 
+def _mean(means: list[float]) -> str:
+    """The mean of some prompts' means, with its standard error."""
+    return with_error(f"{fmean(means):.5f}", standard_error(means), ".5f", "+-")
+
+
 def proof_of(path: Path, iterations: int, trained: Trained, settings: Mapping[str, Any]) -> Proof:
-    """Return what a run has shown of a recipe, whether it is the target or not."""
-    before, after = fmean(trained.before), fmean(trained.after)
-    error = paired_change(trained.before, trained.after, after - before).error or inf
+    """Return what a run has shown of a recipe that reached the target."""
     options = "".join(f" --{key.replace('_', '-')} {value}" for key, value in settings.items())
     return Proof(
         level="T",
@@ -219,11 +249,11 @@ def proof_of(path: Path, iterations: int, trained: Trained, settings: Mapping[st
         command=f"digen bench recipe {path.stem} --iterations {iterations}{options} --write",
         reward=_judges(load_config(path)),
         changes=trained.changes,
-        before=before,
-        before_error=standard_error(trained.before) or inf,
-        after=after,
-        after_error=standard_error(trained.after) or inf,
-        change_error=error,
+        before=fmean(trained.before),
+        before_error=standard_error(trained.before),
+        after=fmean(trained.after),
+        after_error=standard_error(trained.after),
+        change_error=trained.change_error,
         prompts=len(trained.after),
         seconds=round(trained.seconds, 1),
         machine=f"{torch.get_num_threads()} CPU threads",

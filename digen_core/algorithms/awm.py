@@ -58,7 +58,7 @@ class Awm(ForwardProcess):
 
     @property
     def fewest_steps(self) -> int:
-        """Steps of the shortest trajectories that leave a choice of what is trained."""
+        """Two more than the noise levels that are trained."""
         return self.num_levels + 2
 
     def num_trained(self, num_steps: int) -> int:

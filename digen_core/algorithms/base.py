@@ -138,7 +138,10 @@ class Algorithm(Strict, ABC):
 
     @property
     def fewest_steps(self) -> int:
-        """Steps of the shortest trajectories that leave a choice of what is trained."""
+        """Steps below which a trajectory leaves no choice of what is trained.
+
+        `check_steps` may take more.
+        """
         return 1
 
     @property

@@ -48,6 +48,18 @@ def test_what_misses_the_target_is_not_kept(levels, monkeypatch, capsys):
     assert not list(levels.iterdir())
 
 
+@pytest.mark.parametrize("means", [[0.30, 0.31, 0.32], [0.3, 0.3], [0.3]])
+def test_a_change_without_a_standard_error_does_not_reach_the_target(
+    means, levels, monkeypatch, capsys
+):
+    """As after so few iterations that the average of the weights has not moved."""
+    run_ = bench.Trained({}, means, means, 12.34)
+    monkeypatch.setattr(bench, "train_shrunk", lambda *_: run_)
+    assert run(["bench", "recipe", NAME, "--write"]) == 1
+    assert "a change of 0.0 standard errors" in capsys.readouterr().out
+    assert not list(levels.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,3 +92,29 @@ def test_what_is_shrunk_keeps_what_makes_the_recipe():
             scale = recipe.train.lora.alpha / recipe.train.lora.rank
             assert small.train.lora.alpha / small.train.lora.rank == pytest.approx(scale)
             assert small.train.lora.targets == recipe.train.lora.targets
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "steps"),
+    [
+        ("dgpo_sd3_ocr", {}, 6),
+        ("dgpo_sd3_ocr", {"algorithm.num_levels": 5}, 8),  # of 0.7 * 8 levels
+        ("awm_sd3_pickscore", {}, 8),
+        ("awm_sd3_pickscore", {"algorithm.first_level": 3}, 10),  # six of 0.9 * 10 less three
+        ("diffusion_nft_sd3_ocr", {"algorithm.trained_fraction": 0.1}, 10),
+        ("flow_grpo_sd3_fast_nocfg", {"algorithm.window": [3, 0, 8]}, 9),
+    ],
+)
+def test_it_takes_as_many_steps_as_its_settings_ask_for(name, settings, steps):
+    recipe = load_config(RECIPES / f"{name}.toml", settings)
+    changes = bench.changes_of(recipe, recipe.model.path, 1)
+    assert changes["rollout.num_steps"] == steps
+    load_config(RECIPES / f"{name}.toml", settings | changes)
+
+
+def test_what_is_shrunk_is_the_recipe_with_the_settings_given(monkeypatch):
+    shrunk = []
+    monkeypatch.setattr(bench, "changes_of", lambda recipe, *_: shrunk.append(recipe) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bench.train_shrunk(RECIPES / "dgpo_sd3_ocr.toml", 1, {"algorithm.num_levels": 5})
+    assert shrunk[0].algorithm.num_levels == 5
