@@ -19,8 +19,9 @@ x = (1 - sigma) x_0 + sigma * noise, the same noise for all samples of a group w
     clipped  l has no gradient where ratio = exp(l_start - l) is above 1 + clip_range and A > 0, or
              below 1 - clip_range and A <= 0; l_start is of what generated when the iteration began
 
-Published settings: DGPO beta 100, clip_range 0.01 (GenEval, OCR), reference_coefficient 0.02, four
-levels of the first seven of ten; Diffusion-DPO beta 2000 and more.
+Published settings: DGPO beta 100, with guidance 101 for GenEval, clip_range 0.01 with guidance and
+0.001 without, reference_coefficient 0.02, four levels of the first seven (OCR) or five (GenEval) of
+ten; Diffusion-DPO beta 2000 and more.
 """
 
 from typing import NamedTuple
