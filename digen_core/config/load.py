@@ -116,10 +116,15 @@ def require_run(run_dir: Path) -> None:
 def config_of_run(run_dir: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Return the config that a run kept, with ``overrides`` (dotted keys to values) laid over it.
 
+    It has every key of the run's algorithm: another one's begin with their defaults.
+
     Raises:
         ConfigError: the folder is not a run's, or a key or value is wrong.
     """
     tree = tree_of_run(run_dir)
+    algorithm, other = tree.get("algorithm"), (overrides or {}).get("algorithm.type")
+    if other is not None and isinstance(algorithm, dict) and algorithm.get("type") != other:
+        tree["algorithm"] = {}
     for key, value in (overrides or {}).items():
         _lay(tree, key, value)
     try:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from digen_core.algorithms.awm import Awm
 from digen_core.config.load import CONFIG_OF_RUN
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Fragment
@@ -37,6 +38,16 @@ def test_several_updates_are_not_replayed(tmp_path, updates, overrides, message)
     (tmp_path / CONFIG_OF_RUN).write_text(config.model_dump_json())
     with pytest.raises(UserError, match=message):
         replay_config(tmp_path, overrides)
+
+
+def test_another_algorithm_begins_with_its_own_defaults(tmp_path):
+    """What a run kept has every key of its algorithm, which nobody asked of the other one."""
+    config = RunConfig.model_validate({"algorithm": {"type": "flow_grpo", "clip_range": 0.5}})
+    (tmp_path / CONFIG_OF_RUN).write_text(config.model_dump_json())
+    awm = replay_config(tmp_path, {"algorithm.type": "awm", "algorithm.num_levels": 2})
+    assert awm.algorithm == Awm(type="awm", num_levels=2)
+    same = replay_config(tmp_path, {"algorithm.type": "flow_grpo"})
+    assert same.algorithm == config.algorithm
 
 
 @pytest.mark.parametrize(
