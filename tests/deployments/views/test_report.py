@@ -220,13 +220,26 @@ def break_schedule(folder):
     (folder / "schedule.json").write_text('{"layout": "gap"}')
 
 
+def predict(seconds):
+    def damage(folder):
+        text = f'{{"layout": "gap", "predicted_seconds": {seconds}}}'
+        (folder / "schedule.json").write_text(text)
+
+    return damage
+
+
+NO_PREDICTION = "schedule.json: it must hold a layout and its predicted_seconds"
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (remove_spans, "holds no spans to report on; runs keep them in spans/"),
         (remove_devices, "holds no spans to report on; runs keep them in spans/ and devices.par"),
         (break_spans, "cannot read the spans of "),
-        (break_schedule, "schedule.json: it must hold a layout and its predicted_seconds"),
+        (break_schedule, NO_PREDICTION),
+        *((predict(seconds), NO_PREDICTION) for seconds in ("NaN", "Infinity", "-1", "0")),
+        (predict("1" + "0" * 400), NO_PREDICTION),
     ],
 )
 def test_a_run_that_cannot_be_reported_is_refused_in_one_line(run_dir, capsys, damage, message):
