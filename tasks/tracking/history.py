@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from digen_core.checkpoints.retention import evaluations_of
 from digen_core.config.load import tree_of_run
 from digen_core.errors import UserError
 from digen_core.records import EvaluationReport
-from digen_core.transport.entries import FOLDER, read_entries
+from digen_core.transport.entries import FOLDER, Entry, read_entries
 from tasks.tracking.environment import ENVIRONMENT_OF_RUN, read_environment
 from tasks.tracking.params import flatten
 
@@ -25,6 +27,15 @@ class RunData:
     environment: Mapping[str, str]  # versions of packages and facts of the machine, by name
     metrics: Mapping[str, Points]
     evaluation: EvaluationReport | None  # the newest of training; None: there is none
+
+
+class _Point(BaseModel):
+    """What an entry tells of metrics."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    step: int
+    metrics: dict[str, float]
 
 
 def read_run(target: str, uri: str) -> RunData:
@@ -53,10 +64,9 @@ def _from_folder(run_dir: Path) -> RunData:
         is_point = entry["kind"] == "metrics" or (
             entry["kind"] == "evaluation" and entry.get("in_training")
         )
-        step, values = entry.get("step"), entry.get("metrics")
-        if is_point and isinstance(step, int) and isinstance(values, dict):  # else it is damaged
-            for name, value in values.items():
-                metrics.setdefault(name, {})[step] = value
+        if is_point and (point := _point_of(entry)):
+            for name, value in point.metrics.items():
+                metrics.setdefault(name, {})[point.step] = value
     return RunData(
         name=run_dir.name,
         config=flatten(config),
@@ -64,6 +74,14 @@ def _from_folder(run_dir: Path) -> RunData:
         metrics={name: sorted(points.items()) for name, points in metrics.items()},
         evaluation=newest_evaluation(run_dir),
     )
+
+
+def _point_of(entry: Entry) -> _Point | None:
+    """Return the metrics that an entry tells; None if it is damaged."""
+    try:
+        return _Point.model_validate(entry)
+    except ValidationError:
+        return None
 
 
 def newest_evaluation(folder: Path) -> EvaluationReport | None:

@@ -99,6 +99,16 @@ def test_a_run_that_keeps_no_environment_differs_in_no_package(runs, tmp_path, c
     assert "torch" not in out
 
 
+@pytest.mark.parametrize("value", ["null", '"x"', "[1]", "NaN", "true", "1" + "0" * 400])
+def test_what_is_no_number_is_left_out(runs, tmp_path, capsys, value):
+    shutil.copytree(runs / "slow", tmp_path / "slow")
+    with (tmp_path / "slow" / "tracking" / "entries.jsonl").open("a") as file:
+        metrics = f'{{"reward/mean": {value}, "idle/tail": 0.25}}'
+        file.write(f'{{"key": "k", "kind": "metrics", "step": 4, "metrics": {metrics}}}\n')
+    own, whole = (read_run(str(folder), "") for folder in (tmp_path / "slow", runs / "slow"))
+    assert own.metrics == whole.metrics
+
+
 def test_values_stay_whole_in_80_columns_with_curves_above_them(capsys):
     name = "evaluation/shapes/relation"
     metrics = {
