@@ -13,7 +13,7 @@ from rich.table import Table
 
 from deployments.levels import level_of
 from deployments.shipped import RECIPES
-from deployments.views.terminal import borderless, terminal
+from deployments.views.terminal import borderless, plain, terminal
 from digen_core.algorithms import DEFAULT
 from digen_core.checkpoints.run_state import RunState
 from digen_core.maths.statistics import error_of
@@ -32,7 +32,7 @@ def print_runs(runs: Sequence[RunState], console: Console | None = None) -> None
         last, report = run.last, run.evaluation
         has_reward = last is not None and "reward/mean" in last.metrics
         table.add_row(
-            run.folder.name,
+            plain(run.folder.name),
             f"{run.began:%Y-%m-%d %H:%M}",
             run.state,
             f"{run.num_done} of {run.num_iterations or '?'}",

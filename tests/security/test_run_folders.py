@@ -203,5 +203,7 @@ def test_what_a_folder_says_gives_a_terminal_no_orders(stranger, capsys):
     assert run(["compare", str(stranger), str(other), "--out", str(stranger.parent / "c")]) == 0
     out = capsys.readouterr().out
     assert "[bold]x[/nonsense]" in out
+    assert run(["ls", str(stranger.parent)]) == 0
+    out += capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x07" not in out
