@@ -215,9 +215,10 @@ def inside(folder: Path, name: str) -> Path:
     """
     path, root = folder / name, folder.resolve()
     for part in (path, *(path.rglob("*") if path.is_dir() else ())):
-        if not part.resolve().is_relative_to(root):
+        place = Path(os.path.realpath(part))  # of a link to itself, too, which resolve() refuses
+        if not place.is_relative_to(root):
             raise UserError(
-                f"{part} leads out of {folder}, to {part.resolve()}, which is not read or written; "
+                f"{part} leads out of {folder}, to {place}, which is not read or written; "
                 "was the folder made by somebody else?"
             )
     return path

@@ -111,6 +111,14 @@ def test_nothing_is_written_through_a_link(name, stranger, capsys):
     assert (stranger.parents[1] / "key").read_text() == SECRET
 
 
+def test_a_link_to_itself_is_told_in_one_line(stranger, capsys):
+    (stranger / "events.jsonl").symlink_to("events.jsonl")
+    assert run(["explain", str(stranger)]) == 2
+    error = capsys.readouterr().err
+    assert "has no events.jsonl" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_report_is_not_written_through_a_link(is_folder, stranger, capsys):
     victim = stranger.parents[1] / "keys"
