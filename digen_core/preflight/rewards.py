@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from digen_core.config.families import FAMILIES
 from digen_core.config.rewards import RewardConfig, that_see
@@ -229,10 +230,10 @@ def _check_head_template(name: str, reward: HeadConfig) -> None:
 
 def _wants_sources(reward: FunctionConfig) -> bool:
     """Say whether a function of the user's cannot be called without source images."""
-    from digen_core.rewards.own import import_reward
+    from digen_core.rewards.own import call_of, import_reward
 
     found = import_reward(reward.function)
-    called = found.__call__ if isinstance(found, type) else found
+    called: Any = call_of(reward.function, found) if isinstance(found, type) else found
     with suppress(ValueError):  # it is not written in Python
         taken = inspect.signature(called).parameters
         wanted = [taken[name] for name in ("sources", "more_sources") if name in taken]
@@ -246,10 +247,8 @@ def _check_function(reward: FunctionConfig) -> None:
 
     try:
         found = import_reward(reward.function)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}; it must be installed, or its folder be in PYTHONPATH"
-        ) from error
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise ConfigError(
             f"rewards: importing {reward.function!r} raised {type(error).__name__}: {error}"

@@ -46,9 +46,13 @@ def own_reward(config: FunctionConfig, device: torch.device) -> RewardFn:
 def call_of(path: str, found: type) -> object:
     """Return the ``__call__`` of the user's class, as the class or a base of it holds it.
 
+    Of a torch module it is ``forward``, which its ``__call__`` hands all arguments to.
+
     Raises:
         ConfigError: there is none.
     """
+    if issubclass(found, torch.nn.Module):
+        return found.forward
     for base in found.__mro__:
         if "__call__" in vars(base):
             return vars(base)["__call__"]
@@ -74,7 +78,10 @@ def import_reward(path: str) -> Callable[..., Any]:
     try:
         module = imported(module_name)
     except ImportError as error:
-        raise ConfigError(f"rewards: cannot import {module_name!r} of {path!r}: {error}") from error
+        raise ConfigError(
+            f"rewards: cannot import {module_name!r} of {path!r}: {error}; it must be installed, "
+            "or its folder be in PYTHONPATH"
+        ) from error
     function = vars(module).get(function_name)
     if not callable(function):
         raise ConfigError(f"rewards: {module_name!r} has no function {function_name!r}")

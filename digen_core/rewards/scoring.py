@@ -236,8 +236,15 @@ def _called(function: RewardFn, config: CalledConfig, images: Tensor, asked: Ask
 
 
 def _extras(function: RewardFn, asked: Asked) -> dict[str, Any]:
-    """Return what a reward is given beside images and prompts, as its parameters ask."""
-    taken = inspect.signature(function).parameters
+    """Return what a reward is given beside images and prompts, as its parameters ask.
+
+    A torch module's are those of its ``forward``; what is not written in Python is given no more.
+    """
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        taken = inspect.signature(called).parameters
+    except ValueError:
+        return {}
     names = ("metadata", "sources", "more_sources")
     return {name: getattr(asked, name) for name in names if name in taken}
 

@@ -788,6 +788,12 @@ def test_a_bad_file_is_refused(case, job, refused):
             "",
             "is called with (images, prompts), but takes (images): too",
         ),
+        (
+            "import torch\nclass f(torch.nn.Module):\n"
+            "  def __init__(self, device): ...\n  def forward(self, images): ...",
+            "",
+            "is called with (images, prompts), but takes (images): too",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, message):
@@ -796,6 +802,11 @@ def test_a_reward_that_cannot_be_called_is_refused(job, refused, code, options, 
     key, _, value = options.partition(" ")
     found = refused(["train", "job.toml", f"--rewards.{name}:f{key}", value or "1"])
     assert found.startswith(f"rewards: '{name}:f' {message}")
+
+
+def test_a_module_that_lacks_the_function_is_not_said_to_be_missing(refused):
+    found = refused(["train", "shapes_smoke", "--rewards.json:f", "1"])
+    assert found.strip() == "rewards: 'json' has no function 'f'"
 
 
 def test_a_reward_whose_objects_cannot_be_called_is_refused(job, refused):

@@ -27,6 +27,12 @@ def matches(images, prompts, metadata):
     found = [row["target"] == prompt for row, prompt in zip(metadata, prompts, strict=True)]
     return torch.tensor(found).double()
 
+class Network(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+    def forward(self, images, prompts, metadata=None):
+        return matches(images, prompts, metadata)
+
 class Broken:
     def __init__(self, device):
         raise FileNotFoundError("weights.pt")
@@ -50,19 +56,29 @@ def config(name, **options):
 
 
 def test_a_function_with_a_parameter_metadata_gets_what_the_rows_say():
-    configs = {"a": config("matches"), "b": config("bright")}  # bright does without
+    configs = {"a": config("matches"), "b": config("bright"), "c": config("Network")}
     functions = {name: own_reward(found, CPU) for name, found in configs.items()}
     rows = [{"target": "a"}, {"target": "c"}]
     videos = torch.full((2, 5, 3, 4, 4), 0.5)
     for images in (videos[:, 0], videos):
         found = score_images(functions, configs, images, ["a", "b"], rows)
-        assert found["a/score"].tolist() == [1.0, 0.0]
-        assert found["reward"].tolist() == [1.5, 0.5]
+        assert found["a/score"].tolist() == found["c/score"].tolist() == [1.0, 0.0]
+        assert found["reward"].tolist() == [2.5, 0.5]  # bright does without
 
 
 def test_a_function_is_taken_as_it_is():
     judge = own_reward(config("bright"), CPU)
     assert judge(torch.full((2, 3, 4, 4), 0.5), ["a", "b"]).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_compiled_function_is_called_with_images_and_prompts():
+    @torch.jit.script
+    def bright(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+        return images.mean(dim=(1, 2, 3)) * len(prompts)
+
+    found = score_images({"a": bright}, {"a": config("bright")}, torch.ones(2, 3, 4, 4), ["a", "b"])
+    assert found["a/score"].tolist() == [2.0, 2.0]
 
 
 def test_a_class_is_made_once_with_its_options_on_the_worker_s_device():
