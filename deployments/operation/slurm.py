@@ -179,5 +179,6 @@ def _job_script(
 
 
 def _in_directive(path: str) -> str:
-    """Return a path as a line of SLURM's header holds it, which ends a word at a space."""
-    return re.sub(r"([\s\\'\"#])", r"\\\1", path)
+    """Return a path as a line of SLURM's header holds it: in quotes, else a space ends it."""
+    escaped = re.sub(r'(["\\])', r"\\\1", path)
+    return f'"{escaped}"'
