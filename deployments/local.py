@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from deployments.errors import RunFailedError, RunStoppedError
+from deployments.stopping import TERMINATED
 from digen_core.checkpoints.judging import Judging, judged_config
 from digen_core.checkpoints.run_state import holder_of
 from digen_core.config.run import RunConfig
@@ -102,13 +103,14 @@ def called(flow: "Flow[..., T]", *arguments: object) -> T:
     Raises:
         Exception: what the body raises, or Prefect before that.
         CancelledRun: the flow ended as cancelled.
+        SystemExit: the process is to end, and Prefect took the signal.
     """
     from prefect import State
-    from prefect.exceptions import CancelledRun
+    from prefect.exceptions import CancelledRun, TerminationSignal
 
     from flows.runtime.observers import warn
 
-    ended: list[T | Exception] = []
+    ended: list[T | BaseException] = []
     own = copy(flow)
     own.fn = _noting(flow.fn, ended)
     try:
@@ -118,21 +120,23 @@ def called(flow: "Flow[..., T]", *arguments: object) -> T:
             raise
         why = " ".join(f"{type(error).__name__}: {error}".split())
         warn(f"Prefect could not be told how the run ended, and may show it as running: {why}")
-    if isinstance(ended[0], Exception):
+    if isinstance(ended[0], TerminationSignal):
+        raise SystemExit(TERMINATED)
+    if isinstance(ended[0], BaseException):
         raise ended[0]
     if isinstance(ended[0], State):
         raise CancelledRun(ended[0].message)
     return ended[0]
 
 
-def _noting(body: "Callable[..., T]", ended: "list[T | Exception]") -> "Callable[..., T]":
+def _noting(body: "Callable[..., T]", ended: "list[T | BaseException]") -> "Callable[..., T]":
     """Return the body of a flow, but it notes what it returns or raises."""
 
     @wraps(body)
     def call(*arguments: object, **parameters: object) -> T:
         try:
             result = body(*arguments, **parameters)
-        except Exception as error:
+        except BaseException as error:
             ended.append(error)
             raise
         ended.append(result)

@@ -7,8 +7,9 @@ STOP_SECONDS is killed; what a run keeps is whole at any moment. A second Ctrl-C
 
 import os
 import signal
+import socket
 import sys
-from threading import Timer
+from threading import Thread, Timer
 from types import FrameType
 from typing import Final
 
@@ -17,7 +18,8 @@ import psutil
 from digen_core.inputs.text import printable
 
 STOP_SECONDS: Final = 8.0
-INTERRUPTED: Final = 130
+INTERRUPTED: Final = 128 + signal.SIGINT
+TERMINATED: Final = 128 + signal.SIGTERM
 SHOW_CURSOR: Final = "\x1b[?25h"
 
 
@@ -29,15 +31,17 @@ class Stopping:
         self.is_installed = False
         """Whether this process is a command: a script or notebook goes on after its run."""
         self._timer: Timer | None = None
+        self._is_terminated = False
+        self._code = INTERRUPTED
 
-    def begin(self, text: str | None = None) -> None:
-        """Let the time run; a second call only changes the text.
+    def begin(self, code: int = INTERRUPTED) -> None:
+        """Let the time run; a second call does nothing.
 
         Args:
-            text: what a person should know, such as how to resume the run.
+            code: with which the process ends, if it has to be killed.
         """
-        self.text = text or self.text
         if self._timer is None:
+            self._code = code
             self._timer = Timer(STOP_SECONDS, self.end_now)
             self._timer.daemon = True
             self._timer.start()
@@ -53,7 +57,7 @@ class Stopping:
         cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
         sys.stderr.write(f"{cursor}digen: {printable(' '.join(self.text.split()))}\n")
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        os._exit(self._code)
 
     def on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT."""
@@ -65,13 +69,33 @@ class Stopping:
     def on_terminate(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: as an exception it ends what the command started, too.
 
-        Prefect kills the process again once it has noted that it was terminated. What ends already
+        In a flow Prefect handles it, and sends it again once it has noted that. What ends already
         is not disturbed by another one, as of a batch system that sends it twice.
         """
-        if self._timer is not None:
+        if self._is_terminated:
             return
-        self.begin()
-        raise SystemExit(128 + number)
+        self._is_terminated = True
+        self.begin(TERMINATED)
+        raise SystemExit(TERMINATED)
+
+    def notice_terminations(self) -> None:
+        """Let the time run from a SIGTERM on, whoever handles it: in a flow that is Prefect.
+
+        It may wait for a server for minutes there, and SLURM ends that with the run.
+        """
+        reading, writing = socket.socketpair()
+        writing.setblocking(False)  # as Python asks: a handler may not wait
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        # a child without an exec, as of a data loader, would tell of its own signals
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+        def notice() -> None:
+            with reading, writing:
+                while numbers := reading.recv(64):
+                    if signal.SIGTERM in numbers:
+                        self.begin(TERMINATED)
+
+        Thread(target=notice, daemon=True).start()
 
 
 stopping: Final = Stopping()
@@ -86,6 +110,7 @@ def install() -> None:
     """Have signals handled in this process; what nohup has it ignore stays ignored."""
     signal.signal(signal.SIGINT, stopping.on_interrupt)
     signal.signal(signal.SIGTERM, stopping.on_terminate)
+    stopping.notice_terminations()
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, on_hangup)
     stopping.is_installed = True

@@ -257,7 +257,12 @@ def run_on(
 def _on_pages(config: RunConfig, name: str, links: dict[str, str]) -> Iterator[None]:
     """Show the run on Prefect's pages."""
     with RunArtifacts(config, name, links) as artifacts, watching(artifacts):
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if is_stop(error):
+                artifacts.hurry()
+            raise
 
 
 @contextmanager

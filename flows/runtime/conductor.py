@@ -160,7 +160,7 @@ class Conductor:
             opened.abandon(failure)
         self._executor.stop()
         self._changes.stop()
-        self._runs.close()
+        self._runs.close(hurry=is_stop(error))
 
     def _hold(self) -> None:
         """Finish what has begun and wait, while a person wants the run to pause."""

@@ -48,6 +48,8 @@ REPORT_KEY: Final = "digen-report"
 ITERATION_KEY: Final = "digen-iteration"
 LAST_WORD_SECONDS: Final = 60.0
 """How long the end of a run waits for Prefect's API."""
+STOPPED_SECONDS: Final = 3.0
+"""How long that of one does which somebody stopped: it has few seconds in all."""
 RETRY_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 5.0
 """Between two states of a run's page: each takes Prefect's server two requests."""
@@ -92,6 +94,11 @@ class RunArtifacts:
         self._sent = -PAUSE_SECONDS
         self._ending = Event()
         self._ended = Event()
+        self._patience = LAST_WORD_SECONDS
+
+    def hurry(self) -> None:
+        """Let the last state be sent in a few seconds, or not at all."""
+        self._patience = STOPPED_SECONDS
 
     def __enter__(self) -> Self:
         """Create both artifacts."""
@@ -110,7 +117,7 @@ class RunArtifacts:
         )
         self._publish()
         self._ending.set()
-        done, _ = wait(self._calls, timeout=LAST_WORD_SECONDS)
+        done, _ = wait(self._calls, timeout=self._patience)
         self._ended.set()
         for executor in (self._executor, self._pages):
             executor.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,11 @@
 """Flows that are run from a terminal: what is seen there."""
 
+import signal
 from contextlib import nullcontext
 
 import httpx
 import pytest
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.states import Cancelled
 
 from deployments import local
@@ -80,6 +81,19 @@ def test_a_run_that_prefect_cannot_be_told_of_ends_as_its_body_does():
         "Prefect could not be told how the run ended, and may show it as running: ConnectError: "
         "[Errno 111] Connection refused"
     ]
+
+
+def test_a_run_that_is_terminated_ends_so_where_prefect_cannot_be_told():
+    """Its server may have been terminated, too, and another one be in its place."""
+
+    def body():
+        raise TerminationSignal(signal.SIGTERM)
+
+    terminal = Terminal()
+    with watching(terminal), pytest.raises(SystemExit) as ended:
+        local.called(Untold(body))
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert len(terminal.warnings) == 1
 
 
 def test_a_run_that_cannot_begin_without_prefect_fails():

@@ -36,6 +36,36 @@ def test_a_second_sigterm_does_not_disturb_what_ends_already(stopping):
     assert timer.seconds == module.STOP_SECONDS
 
 
+TAKEN = """
+import os, signal, sys, time
+from deployments import stopping
+stopping.STOP_SECONDS = 0.1
+stopping.install()
+signal.signal(signal.SIGTERM, lambda *_: None)  # as Prefect does in a flow
+if sys.argv[1] == "child":  # of a data loader, which ends it so
+    if not (child := os.fork()):
+        time.sleep(60)
+    time.sleep(1)  # until it has begun
+    os.kill(child, signal.SIGTERM)
+    time.sleep(1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+else:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "code", "said"), [("itself", 143, "digen: stopped\n"), ("child", 0, "")]
+)
+def test_a_sigterm_that_somebody_else_handles_ends_it_too(who, code, said):
+    """What Prefect does then may take minutes, where its server is away."""
+    command = [sys.executable, "-W", "ignore", "-c", TAKEN, who]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_a_second_interrupt_ends_it_at_once(stopping, monkeypatch):
     ended = []
     monkeypatch.setattr(stopping, "end_now", lambda: ended.append(True))

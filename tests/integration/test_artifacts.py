@@ -21,6 +21,7 @@ from prefect.context import FlowRunContext
 
 from digen_core.config.run import RunConfig
 from digen_core.records import EvaluationReport, IterationRecord
+from flows.launch import _on_pages
 from tasks.views import artifacts
 from tasks.views.artifacts import RunArtifacts
 from tasks.views.display import Progress
@@ -138,6 +139,17 @@ def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
     assert time.monotonic() - started < 30
     answers.set()
     page._executor.shutdown()
+
+
+def test_the_end_of_a_run_that_somebody_stopped_waits_less_for_it(monkeypatch):
+    answers = Event()
+    for name in ("create_progress_artifact", "create_markdown_artifact"):
+        monkeypatch.setattr(artifacts, name, lambda *_a, **_k: answers.wait(60))
+    monkeypatch.setattr(artifacts, "LAST_WORD_SECONDS", 600.0)
+    monkeypatch.setattr(artifacts, "STOPPED_SECONDS", 0.1)
+    with pytest.raises(KeyboardInterrupt), _on_pages(CONFIG, "shapes-1", {}):
+        raise KeyboardInterrupt
+    answers.set()
 
 
 def test_what_waits_for_an_api_that_is_away_holds_no_samples(monkeypatch):

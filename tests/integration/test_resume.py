@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -108,16 +109,37 @@ def test_a_killed_run_goes_on(num_kills, tree, prefect_backend, tmp_path):
     check_run(only_run(tree), RunConfig.model_validate(tree))
 
 
-def digen(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Start the command as a user does, with the tests' Prefect server."""
+@pytest.mark.ci
+def test_a_run_of_which_all_processes_are_told_to_end_is_over_in_seconds(tree, tmp_path):
+    """As those of a job that SLURM cancels. Prefect's server is one, and answers no more."""
+    config = RunConfig.model_validate(merged(tree, {"num_iterations": 1000}))
+    (tmp_path / "job.toml").write_text(as_toml(config))
+    process = digen(tmp_path, "train", "job.toml", own_server=True)
+    wait_for(lambda: progress(tmp_path) >= 1, process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    for one in (*started, process):
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)  # Prefect's client waits for minutes
+    assert process.returncode == 128 + signal.SIGTERM, output
+    folder = only_run(tree)
+    assert f"resume it with: digen train --resume {folder}" in output
+    assert "failed" not in output
+    assert '"KILLED"' in (folder / "tracking/entries.jsonl").read_text()
+    assert not alive_after(started, 60)
+
+
+def digen(folder: Path, *arguments: str, own_server: bool = False) -> "subprocess.Popen[str]":
+    """Start the command as a user does, with the tests' Prefect server or one of its own."""
     from prefect.settings import get_current_settings
 
     paths = [str(ROOT / "tests/support/own"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PREFECT_API_URL": str(get_current_settings().api.url),
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if own_server:
+        environment.pop("PREFECT_API_URL", None)
+        environment["PREFECT_HOME"] = str(folder / "prefect")
+    else:
+        environment["PREFECT_API_URL"] = str(get_current_settings().api.url)
     code = "from deployments.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],

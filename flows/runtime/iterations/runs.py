@@ -85,16 +85,20 @@ class IterationRuns:
         elif ended.error is not None:
             raise ended.error
 
-    def close(self) -> None:
+    def close(self, *, hurry: bool = False) -> None:
         """Wait for all flow runs to end; those that open meanwhile are abandoned.
 
         Where Prefect's server is away, or fails, what it has to be told is left to the end of the
         run, so that the workers need not wait for it.
+
+        Args:
+            hurry: ask at once whether it is away, as for a run that somebody stopped.
         """
+        patience = 0.0 if hurry else OPENING_SECONDS
         self._is_closed = True
         began = monotonic()
         while not self._wait(LOOK_SECONDS):
-            if monotonic() - began > OPENING_SECONDS and not api_answers():
+            if monotonic() - began > patience and not api_answers():
                 self._run.when_free.append(self.join)
                 return
             if monotonic() - began > PUBLISH_SECONDS:

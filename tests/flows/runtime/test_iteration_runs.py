@@ -51,6 +51,18 @@ def test_ends_that_cannot_be_told_are_left_to_the_end_of_the_run(run, told, monk
     assert run.inbox.empty()  # whoever is next on the workers hears nothing of it
 
 
+def test_the_end_of_a_run_that_somebody_stopped_asks_at_once_whether_it_is_away(
+    run, told, monkeypatch
+):
+    monkeypatch.setattr(module, "OPENING_SECONDS", 600.0)
+    monkeypatch.setattr(module, "api_answers", lambda: False)
+    runs = IterationRuns(run, 0)
+    runs.open_until(0)
+    runs.close(hurry=True)
+    assert not told.is_set()
+    told.set()
+
+
 def test_a_server_that_answers_is_waited_for(run, told, monkeypatch):
     asked = []
 
