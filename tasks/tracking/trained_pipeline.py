@@ -33,11 +33,13 @@ ADAPTERS = {  # files in it, by the part that each is for
 }
 FRAMES_PER_SECOND = 16
 OF_PICTURES = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]  # to Qwen's text encoders
+NO_GUIDANCE = 1.0  # nor is there below in a run, where some pipelines go on to the negative prompt
 PLAIN_GUIDANCE = {  # of LTX-2's pipeline, which has more by default than a run
     "stg_scale": 0.0,
     "audio_stg_scale": 0.0,
     "modality_scale": 1.0,
     "audio_modality_scale": 1.0,
+    "audio_guidance_scale": 1.0,
     "guidance_rescale": 0.0,
     "audio_guidance_rescale": 0.0,
 }
@@ -84,8 +86,11 @@ class TrainedPipeline:
         settings[self._config["guidance"]] = settings.pop("guidance_scale")
         settings["use_resolution_binning"] = False  # else Sana draws in another size, and scales
         settings |= PLAIN_GUIDANCE
+        if "guidance_scale_2" in settings:
+            settings["guidance_scale_2"] = max(settings["guidance_scale_2"], NO_GUIDANCE)
         if guider := getattr(pipeline, "guider", None):  # HunyuanVideo 1.5's call takes neither
-            pipeline.guider = guider.new(guidance_scale=settings["guidance_scale"])
+            scale = max(settings["guidance_scale"], NO_GUIDANCE)
+            pipeline.guider = guider.new(guidance_scale=scale)
             pipeline.tokenizer_max_length = settings["max_sequence_length"]
             pipeline.vae.enable_slicing()  # the mask of its attention fits one sample only
         alone = "image" in columns or _is_qwen_21(pipeline)  # a prompt at a time

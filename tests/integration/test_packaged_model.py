@@ -302,6 +302,35 @@ def test_the_scale_of_qwen_image_guides(tiny_families, tmp_path):
     assert (weak != strong).any()
 
 
+@pytest.mark.parametrize(
+    ("family", "scale"),
+    [
+        ("ltx2", "guidance_scale"),
+        pytest.param("wan-a14b", "guidance_scale_2", marks=pytest.mark.families),
+    ],
+)
+def test_a_scale_of_0_is_no_guidance(tiny_families, tmp_path, family, scale):
+    """As in the run; these pipelines would draw what the negative prompt says."""
+    folder, size = tiny_families[family], {"width": 64}
+    trained(folder, family, tmp_path / "lora", **size)
+    model = packaged(folder, family, tmp_path / "lora", tmp_path / "model", **size)
+    none, one, more = (
+        pixels_of(model.predict({"prompt": PROMPTS[:1]}, params={scale: value})[0])
+        for value in (0.0, 1.0, 30.0)
+    )
+    assert np.array_equal(none, one)
+    assert (one != more).any()
+
+
+@pytest.mark.families
+def test_a_guider_with_a_scale_of_0_does_not_guide(tiny_families, tmp_path):
+    folder, family = tiny_families["hunyuan_video15"], "hunyuan_video15"
+    trained(folder, family, tmp_path / "lora")
+    model = packaged(folder, family, tmp_path / "lora", tmp_path / "model")
+    model.predict({"prompt": PROMPTS[:1]}, params={"guidance_scale": 0.0})
+    assert model.get_raw_model().guider.num_conditions == 1
+
+
 def test_an_editor_is_shown_what_the_run_showed_it():
     pixels = np.random.default_rng(0).integers(0, 255, (40, 90, 4), dtype=np.uint8)
     file = io.BytesIO()
