@@ -47,6 +47,9 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
         RunFailedError: the run failed later; what it had done is kept.
         RunStoppedError: somebody stopped it.
     """
+    from tasks.tracking.also.places import check_places
+
+    check_places(config)
     with orchestrated(config) as view:
         from prefect.exceptions import CancelledRun
 

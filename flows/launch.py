@@ -46,6 +46,7 @@ from tasks.cluster.presence import addresses_of, dismiss, require_pools, workers
 from tasks.cluster.stopping import stop_tasks
 from tasks.runner.prefect_api import one_async_client
 from tasks.runner.task_runner import shared_client
+from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
 from tasks.unanswered import UNANSWERED
@@ -67,8 +68,10 @@ def open_run(config: RunConfig, folder: Path | None = None) -> Iterator[RunConte
         folder: of the run to resume; None: a new one begins.
 
     Raises:
-        UserError: the config cannot be used, or not to resume that run.
+        UserError: the config cannot be used, or not to resume that run; or nobody is logged in to a
+            place beside MLflow.
     """
+    check_places(config)
     with ExitStack() as stack:
         stack.enter_context(naming_full_disk(folder or Path(config.tracking.runs_dir)))
         stack.enter_context(one_async_client())

@@ -51,7 +51,6 @@ from flows.runtime.context import RunContext
 from flows.runtime.fleet.losses import StateLostError
 from flows.runtime.notify import notify
 from flows.runtime.observers import forwarding, observers, say, warn
-from tasks.tracking.also.places import check_places
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
 from tasks.unanswered import UNANSWERED
@@ -160,10 +159,8 @@ def tracker_of(config: RunConfig, name: str, run_dir: Path, lineage: Lineage | N
         lineage: of a run that is resumed; None too if it ended before that was written.
 
     Raises:
-        UserError: MLflow cannot be reached, or does not take the run; or nobody is logged in to
-            another place.
+        UserError: MLflow cannot be reached, or does not take the run.
     """
-    check_places(config)
     flow_run_id = runtime.flow_run.id
     with forwarding("tasks.tracking"):
         if lineage is not None:

@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from prefect.states import Cancelled
 from deployments import local
 from digen_core.checkpoints.judging import Judging
 from digen_core.config.run import RunConfig
+from digen_core.errors import UserError
 from flows.runtime.observers import Observer, warn, watching
 
 
@@ -49,6 +51,15 @@ def test_the_terminal_is_told_what_an_evaluation_warns_of(tmp_path, monkeypatch)
     warn("nobody watches any more")
     assert terminal.warnings == ["a prompt is cut"]
     assert shown == [tmp_path]
+
+
+def test_who_is_not_logged_in_to_a_place_is_told_before_anything_starts(monkeypatch):
+    check = Mock(side_effect=UserError("nobody is logged in"))
+    monkeypatch.setattr("tasks.tracking.also.places._found", lambda name: check)
+    monkeypatch.setattr(local, "orchestrated", Mock(side_effect=AssertionError("Prefect starts")))
+    config = RunConfig.model_validate({"tracking": {"also": ["wandb"]}})
+    with pytest.raises(UserError, match="nobody is logged in"):
+        local.run_training(config)
 
 
 class Untold:

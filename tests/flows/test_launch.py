@@ -11,6 +11,7 @@ from httpx import ConnectError
 
 from digen_core.config.run import RunConfig
 from digen_core.control.protocol import Device
+from digen_core.errors import UserError
 from flows import launch, reopen
 from flows.launch import connected
 from flows.runtime.fleet import losses, watch
@@ -37,6 +38,15 @@ def test_what_a_task_made_stays_on_its_worker():
             assert seen.result(timeout=60) == 1000
             sleep(MANAGED_EVERY)
             assert first in client.who_has(made)[made.key]
+
+
+def test_who_is_not_logged_in_to_a_place_is_told_before_workers_start(monkeypatch):
+    check = Mock(side_effect=UserError("nobody is logged in"))
+    monkeypatch.setattr("tasks.tracking.also.places._found", lambda name: check)
+    monkeypatch.setattr(launch, "_devices", Mock(side_effect=AssertionError("workers start")))
+    config = RunConfig.model_validate({"tracking": {"also": ["wandb"]}})
+    with pytest.raises(UserError, match="nobody is logged in"), launch.open_run(config):
+        pass
 
 
 @pytest.mark.parametrize(("device", "is_told"), [("auto", True), ("cpu", False)])
