@@ -18,9 +18,9 @@ MAX_ENTRIES: Final = 500  # read at once
 POLL_SECONDS: Final = 2.0
 """How often to look for entries of other processes."""
 RETRY_SECONDS: Final = 2.0
-"""How long to wait before MLflow is asked again."""
+"""How long to wait before MLflow, or whether another process still sends, is asked again."""
 LAST_WORD_SECONDS: Final = 10.0
-"""How long the end of a run asks a server that does not answer."""
+"""How long the end of a run asks a server that does not answer, or waits for another process."""
 HANGING_SECONDS: Final = 600.0
 """How long the end of a run waits for a call that does not return, such as an upload."""
 
@@ -49,19 +49,24 @@ class Sender:
         self._thread.join(HANGING_SECONDS)
 
     def _run(self) -> None:
-        """Send, if no other process does so for the same folder."""
+        """Send, unless another process does so for the same folder."""
         while not self._given_up():
             try:
                 with self._spool.sending() as may_send:
                     if may_send:
                         self._send_all()
                         return
+                if self._is_left_to_another():
+                    return
             except OSError as error:  # of the folder's disk, which may be away for a while
                 self._note_away(error)
-                self._pause()
-                continue
-            if self._closing.wait(POLL_SECONDS):
-                return  # the other process continues
+            self._pause()
+
+    def _is_left_to_another(self) -> bool:
+        """Return whether the run has ended, and the other process has sent all, or takes long."""
+        if not self._closing.is_set():
+            return False
+        return not self._spool.num_unsent or monotonic() - self._closed_at > LAST_WORD_SECONDS
 
     def _send_all(self) -> None:
         while not self._given_up():

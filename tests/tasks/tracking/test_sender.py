@@ -7,6 +7,7 @@ from threading import Event
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from support.waiting import comes_to
 from tasks.tracking import sender
 from tasks.tracking.sender import Sender
 from tasks.tracking.server import first_line
@@ -49,6 +50,32 @@ def test_a_disk_that_fails_for_a_while_does_not_end_it(tmp_path, monkeypatch, ca
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"what run logs is kept in {tmp_path / 'tracking'}, and that cannot be")
     assert said.endswith("Stale file handle")
+
+
+def test_who_ends_waits_for_what_another_process_is_about_to_send(tmp_path, monkeypatch):
+    """As an evaluation of a run that trains does: it warned of entries that were under way."""
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.3)
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.1)
+    training, evaluation = Spool.create(tmp_path, RUN), Spool.create(tmp_path, RUN)
+    first = Sender(training, Taking())
+    training.append("a", "tags")
+    first.wake()
+    assert comes_to(lambda: not training.num_unsent)  # it is the one who sends
+    second = Sender(evaluation, Taking())
+    evaluation.append("b", "tags")
+    second.close()
+    assert not evaluation.num_unsent
+    first.close()
+
+
+def test_who_ends_waits_no_longer_than_for_mlflow(tmp_path, monkeypatch):
+    monkeypatch.setattr(sender, "LAST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.1)
+    spool = Spool.create(tmp_path, RUN)
+    spool.append("a", "tags")
+    with spool.sending():  # another process does, and hangs
+        Sender(Spool.create(tmp_path, RUN), Taking()).close()
+    assert spool.num_unsent == 1
 
 
 def test_the_reason_is_that_of_the_database_where_sqlalchemy_says_first_when_it_wrote():
