@@ -16,10 +16,10 @@ from time import time
 from prefect import flow
 
 from deployments.bench.core_seconds import WARM_UP
-from deployments.bench.runs import Records, train_serially
+from deployments.bench.runs import Records, measured_apart, train_serially
 from deployments.local import failures_in_one_line, prefect_ready
 from deployments.views.terminal import borderless, terminal
-from digen_core.config.run import NO_LIMITS, RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord
 from digen_core.trace.windows import iteration_windows
 from flows.launch import open_run
@@ -84,15 +84,7 @@ def measure(
 ) -> list[Row]:
     """Return what the serial loop and each layout took; ``say`` hears of each that begins."""
     rows = [Row(name) for name in (SERIAL, *names)]
-    experiment = f"{config.tracking.experiment}-bench"  # on a server, beside the trainings
-    tracking = {"runs_dir": runs_dir, "experiment": experiment}
-    config = config.model_copy(
-        update={
-            "name": "bench",
-            **NO_LIMITS,  # every iteration is measured
-            "tracking": config.tracking.model_copy(update=tracking),
-        }
-    )
+    config = measured_apart(config, "bench", runs_dir)
     for number in range(rounds):
         for row in rows:
             say(f"round {number + 1} of {rounds}: {row.name} ...")

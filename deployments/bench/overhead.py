@@ -10,6 +10,7 @@ Then the config's own layout on the same workers, and whose the cores' time was.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import time
 
 from distributed import Client, Worker
@@ -18,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.bench.core_seconds import WARM_UP, bench_core_seconds, print_core_seconds
-from deployments.bench.runs import Records, train_serially
+from deployments.bench.runs import Records, measured_apart, train_serially
 from deployments.local import orchestrated
-from digen_core.config.run import NO_LIMITS, RunConfig
+from digen_core.config.run import RunConfig
 from digen_core.config.schedule import ScheduleConfig
 from digen_core.records import IterationRecord
 from flows.launch import open_run
@@ -119,19 +120,16 @@ def main(config: RunConfig, iterations: int) -> None:
     """
     one_each = {"rollout_workers": 1, "trainer_workers": 1, "threads_per_worker": 1}
     cluster = config.cluster.model_copy(update=one_each)
-    config = config.model_copy(
-        update={
-            "name": "bench-overhead",
-            **NO_LIMITS,  # every iteration is measured
-            "cluster": cluster,
-        }
-    )
     num_iterations = 2 * (iterations + 1)
     barrier = {"schedule": ScheduleConfig(layout="disaggregated"), "num_iterations": num_iterations}
-    own = config.model_copy(update={"num_iterations": WARM_UP + num_iterations})
-    with orchestrated(config):
-        rows = bench_overhead(config.model_copy(update=barrier))[1:]
-        measured = bench_core_seconds(own)
+    with TemporaryDirectory() as folder:
+        own = measured_apart(config, "bench-overhead", folder)
+        own = own.model_copy(
+            update={"cluster": cluster, "num_iterations": WARM_UP + num_iterations}
+        )
+        with orchestrated(own):
+            rows = bench_overhead(own.model_copy(update=barrier))[1:]
+            measured = bench_core_seconds(own)
     print_shares(rows)
     serial = median(row.serial for row in rows)
     print_core_seconds(measured, config.schedule.layout, serial)

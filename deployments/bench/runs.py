@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from digen_core.config.rewards import that_see
-from digen_core.config.run import RunConfig
+from digen_core.config.run import NO_LIMITS, RunConfig
 from digen_core.data.prompts import Prompt, evaluation_prompts, train_prompts
 from digen_core.errors import UserError
 from digen_core.models.loading import load_trainable
@@ -21,6 +21,20 @@ from digen_core.transport.arrays import Weights
 from flows.runtime.observers import Observer
 
 PROMPTS_AT_ONCE = 8
+
+
+def measured_apart(config: RunConfig, name: str, runs_dir: str) -> RunConfig:
+    """Return the config of a run that is only measured: every iteration, beside the trainings.
+
+    Args:
+        config: of a training.
+        name: of the run.
+        runs_dir: for its folder, in place of that of the trainings.
+    """
+    experiment = f"{config.tracking.experiment}-bench"  # on a server
+    tracking = {"runs_dir": runs_dir, "experiment": experiment}
+    update = {**NO_LIMITS, "tracking": config.tracking.model_copy(update=tracking)}
+    return config.model_copy(update={**update, "name": name})
 
 
 def train_serially(

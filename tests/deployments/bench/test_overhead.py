@@ -1,10 +1,16 @@
 """Where the seconds of a distributed iteration went: parts that add up."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from deployments.bench import overhead
+from deployments.bench.core_seconds import BODIES, IDLE, CoreSeconds
 from deployments.bench.overhead import covered, shares_of
+from digen_core.config.run import RunConfig
 from digen_core.records import IterationRecord, Span
 
 PARTS = ("tasks", "push", "transfer", "hand_over", "orchestration")
@@ -75,6 +81,26 @@ def test_idle_time_between_tasks_is_orchestration():
     assert lengths(shares) == {
         "tasks": 1, "push": 1, "transfer": 0, "hand_over": 1, "orchestration": 3,
     }  # fmt: skip
+
+
+def test_its_runs_do_not_stay_among_the_trainings(tmp_path, monkeypatch):
+    given = RunConfig.model_validate({"tracking": {"runs_dir": str(tmp_path / "runs")}})
+    used = []
+
+    def run(config, result):
+        used.append(config.tracking)
+        (Path(config.tracking.runs_dir) / config.name).mkdir(parents=True, exist_ok=True)
+        return result
+
+    shares = shares_of(records([span("encode", 1, 2)], before_ended=0), [], serial=3)
+    measured = CoreSeconds(1.0, dict.fromkeys((BODIES, IDLE), 1.0))
+    monkeypatch.setattr(overhead, "orchestrated", nullcontext)
+    monkeypatch.setattr(overhead, "bench_overhead", lambda config: run(config, [shares] * 2))
+    monkeypatch.setattr(overhead, "bench_core_seconds", lambda config: run(config, measured))
+    overhead.main(given, iterations=1)
+    assert {tracking.experiment for tracking in used} == {f"{given.tracking.experiment}-bench"}
+    assert not any(Path(tracking.runs_dir).exists() for tracking in used)
+    assert not any(tmp_path.iterdir())
 
 
 moments = st.tuples(st.integers(0, 100), st.integers(0, 100)).map(sorted)
