@@ -12,16 +12,15 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
-from digen_core.transport.entries import Entry, read_entries
+from digen_core.transport.entries import Entry
 from digen_core.transport.files import inside
-from tasks.tracking.spool import RunOfSpool
+from tasks.tracking.spool import Spool
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +41,11 @@ NOTE_TAG: Final = "mlflow.note.content"
 class Delivery:
     """Tells MLflow the entries of one run."""
 
-    def __init__(self, client: MlflowClient, run: RunOfSpool, run_dir: Path) -> None:
+    def __init__(self, client: MlflowClient, spool: Spool) -> None:
         self._client = client
-        self._run = run
-        self._run_dir = run_dir
+        self._spool = spool
+        self._run = spool.run
+        self._run_dir = spool.run_dir
 
     def deliver(self, entries: Sequence[Entry]) -> None:
         """Deliver entries that ``batches`` put together.
@@ -87,6 +87,9 @@ class Delivery:
     def _deliver_file(self, entry: Entry) -> None:
         run_ids = [self._run.mlflow_run_id]
         if "evaluation" in entry:
+            if self._spool.is_replaced(entry):
+                self._note_replaced(entry)
+                return
             nested = self._evaluation_run(entry["evaluation"])
             run_ids = [nested.info.run_id] + (run_ids if entry["in_training"] else [])
         for run_id in run_ids:
@@ -138,13 +141,8 @@ class Delivery:
         )
         model = next((model for model in models if _is_of(model.tags, entry)), None)
         if model is None or model.status != LoggedModelStatus.READY:
-            if self._is_replaced(entry):
-                logger.warning(
-                    "%s of %s is not told to MLflow: the run has gone on since, and its folder "
-                    "holds a later one",
-                    entry["key"],
-                    run.name,
-                )
+            if self._spool.is_replaced(entry):
+                self._note_replaced(entry)
                 return
             model = model or client.create_logged_model(
                 run.experiment_id,
@@ -162,10 +160,13 @@ class Delivery:
             client.log_outputs(run.mlflow_run_id, [output])
         self._register(entry, model)
 
-    def _is_replaced(self, entry: Entry) -> bool:
-        """Return whether the folder of an entry's model holds one that was made later."""
-        models = [own["key"] for own in read_entries(self._run_dir) if own["kind"] == "model"]
-        return bool(models) and models[-1] != entry["key"]
+    def _note_replaced(self, entry: Entry) -> None:
+        logger.warning(
+            "%s of %s is not told to MLflow: the run has gone on since, and its folder holds a "
+            "later one",
+            entry["key"],
+            self._run.name,
+        )
 
     def _register(self, entry: Entry, model: LoggedModel) -> None:
         client, name, run_id = self._client, entry["name"], self._run.mlflow_run_id

@@ -68,6 +68,8 @@ class Spool:
         #: The step of each entry; None: it has none, or MLflow alone has the entry.
         self._steps: dict[str, int | None] = dict.fromkeys(logged)
         self._num_bytes = 0  # of the entries that are among them
+        #: The last entry of each model's folder and of each evaluation's file.
+        self._latest: dict[str, str] = {}
         self._take_in(entries_in(self._entries))
 
     @classmethod
@@ -111,6 +113,16 @@ class Spool:
         """Return the step of an entry; None: it has none, or MLflow alone has the entry."""
         return self._steps.get(key)
 
+    def is_replaced(self, entry: Entry) -> bool:
+        """Return whether an entry's model, or file of an evaluation, has become a later one's.
+
+        As those of the end of a run that went on, and ended again.
+        """
+        with self._adding:
+            self._take_in(entries_in(self._entries, self._num_bytes, warns=False))
+        key = str(entry["key"])
+        return self._latest.get(str(entry.get("path")), key) != key
+
     def append(self, key: str, kind: str, **content: Any) -> bool:
         """Add an entry and return when it is on disk; whether it is new.
 
@@ -132,6 +144,8 @@ class Spool:
         """Note entries that this process, or another one, has added."""
         for entry, length in added:
             self._steps[str(entry["key"])] = entry.get("step")
+            if entry["kind"] == "model" or (entry["kind"] == "file" and "evaluation" in entry):
+                self._latest[str(entry.get("path"))] = entry["key"]
             self._num_bytes += length
 
     def read(self) -> list[Entry]:

@@ -64,7 +64,7 @@ def send_rest(run_dir: Path, uri: str | None = None) -> Sent:
             end = {"status": "KILLED", "message": "its process ended without a word"}
             spool.append(f"status {time_ns()}", "status", time=int(time() * 1000), **end)
             before += 1
-    Sender(spool, Delivery(client, run, run_dir)).close()
+    Sender(spool, Delivery(client, spool)).close()
     left = spool.num_unsent + len(spool.aside())
     also, not_yet = _tell_others(spool)
     return Sent(run.name, run.uri, before - left, left, False, also, not_yet)

@@ -58,7 +58,7 @@ class Tracker:
         self._told: dict[str, str] = {}  # evaluation -> its name in MLflow
         self._pictures: list[Future[None]] = []  # of timelines: each is done when it is logged
         self._tellers: list[Teller] = []
-        self._sender = Sender(spool, Delivery(client, spool.run, spool.run_dir))
+        self._sender = Sender(spool, Delivery(client, spool))
 
     @classmethod
     def start(

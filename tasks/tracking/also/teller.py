@@ -135,7 +135,8 @@ class Teller:
                 steps[entry["evaluation"]] = int(entry["step"])
             values = {str(name): float(value) for name, value in entry["metrics"].items()}
             return Point(number, axis, int(entry["step"]), entry["time"] / 1000), values
-        if kind == "file" and is_shown and entry["path"].startswith(GRIDS):
+        is_grid = kind == "file" and is_shown and entry["path"].startswith(GRIDS)
+        if is_grid and not self._spool.is_replaced(entry):
             path = inside(self._spool.run_dir, entry["path"])
             with Image.open(path) as picture:
                 picture.verify()

@@ -157,6 +157,19 @@ def test_tensorboard_gets_curves_pictures_and_config(spool):
     assert texts == ["config/text_summary"]
 
 
+def test_a_picture_that_is_a_later_evaluation_s_by_now_is_not_shown_at_the_step_before(spool):
+    """As the grid of a run that ended, went on and ended again."""
+    add_evaluation(spool, "after", 6)
+    spool.append("evaluation again", "evaluation", evaluation="after-v60", in_training=True,
+                 metrics={"evaluation/reward": 1.0}, step=60, time=900)  # fmt: skip
+    own = {"path": "grids/after.png", "folder": "grids", "evaluation": "after-v60"}
+    spool.append("grids/after.png of after-v60", "file", in_training=True, **own)
+    tell("tensorboard", spool)
+    points, images, _ = scalars_of(spool.run_dir / "tensorboard")
+    assert [step for step, _, _ in points["evaluation/reward"]] == [6, 60]
+    assert [image.step for image in images["samples/after"]] == [60]
+
+
 def test_tensorboard_has_each_step_once_after_a_resume(spool):
     pytest.importorskip("tensorboard")
     folder = spool.run_dir / "tensorboard"

@@ -36,7 +36,10 @@ def entry_of_model(folder, name):
 
 @pytest.mark.parametrize("name", ["flux-1.5", "bob's 100%", "plain"])
 def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
-    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, name)
+    delivery, entry = (
+        Delivery(run[1], Spool.create(tmp_path, run[0])),
+        entry_of_model(tmp_path, name),
+    )
     delivery.deliver([entry])
     delivery.deliver([entry])
     (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
@@ -47,7 +50,10 @@ def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
 
 @pytest.mark.parametrize("arrives", [False, True])
 def test_a_run_has_its_model_once_also_if_the_connection_broke(arrives, run, tmp_path, monkeypatch):
-    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, "plain")
+    delivery, entry = (
+        Delivery(run[1], Spool.create(tmp_path, run[0])),
+        entry_of_model(tmp_path, "plain"),
+    )
     tell = MlflowClient.log_outputs
 
     def breaking(*args):
@@ -70,7 +76,10 @@ def test_a_model_whose_folder_holds_a_later_one_is_left_out(run, tmp_path, caplo
 
     The weights of the later one would be registered as the earlier version.
     """
-    delivery, entry = Delivery(run[1], run[0], tmp_path), entry_of_model(tmp_path, "plain")
+    delivery, entry = (
+        Delivery(run[1], Spool.create(tmp_path, run[0])),
+        entry_of_model(tmp_path, "plain"),
+    )
     later = {**entry, "key": "model 9", "tags": {"digen.policy_version": "9"}, "step": 9}
     spool = Spool.create(tmp_path, run[0])
     for own in (entry, later):
@@ -80,3 +89,26 @@ def test_a_model_whose_folder_holds_a_later_one_is_left_out(run, tmp_path, caplo
     (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
     assert version.tags == later["tags"]
     assert "model 3 of r is not told to MLflow" in caplog.text
+
+
+def test_files_of_an_evaluation_that_are_a_later_one_s_by_now_are_left_out(run, tmp_path, caplog):
+    """As of a run that ended, went on and ended again, and that MLflow is told of anew.
+
+    The earlier evaluation would have the scores and pictures of the later one.
+    """
+    spool = Spool.create(tmp_path, run[0])
+    delivery = Delivery(run[1], spool)
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "after.json").write_text("of version 9")
+    of = {"kind": "file", "path": "evaluation/after.json", "folder": "evaluation"}
+    for name, key in {"after": of["path"], "after-v9": f"{of['path']} of after-v9"}.items():
+        spool.append(key, **of, evaluation=name, in_training=True)
+    for entry in spool.read():
+        delivery.deliver([entry])
+    (nested,) = run[1].search_runs([run[0].experiment_id], "tags.`digen.evaluation` LIKE 'after%'")
+    assert nested.info.run_name == "r-after-v9"
+    for run_id in (nested.info.run_id, run[0].mlflow_run_id):
+        (file,) = run[1].list_artifacts(run_id, "evaluation")
+        assert file.path == "evaluation/after.json"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("evaluation/after.json of r is not told to MLflow: the run has gone on")
