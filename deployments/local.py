@@ -47,9 +47,6 @@ def run_training(config: RunConfig, resume: Path | None = None) -> RunReport:
         RunFailedError: the run failed later; what it had done is kept.
         RunStoppedError: somebody stopped it.
     """
-    from tasks.tracking.also.places import check_places
-
-    check_places(config)
     with orchestrated(config) as view:
         from prefect.exceptions import CancelledRun
 
@@ -180,8 +177,11 @@ def orchestrated(config: RunConfig, evaluated: Path | None = None) -> "Iterator[
     """
     from deployments.views.live_view import LiveView
     from tasks.cluster.start_method import import_ahead
+    from tasks.tracking.also.places import check_places
 
     require_not_imported()
+    if evaluated is None:
+        check_places(config)
     apply_settings()
     logging.raiseExceptions = False  # that a server is away is said once, not for each line of logs
     name = evaluated.resolve().name if evaluated else config.name

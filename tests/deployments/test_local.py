@@ -56,7 +56,7 @@ def test_the_terminal_is_told_what_an_evaluation_warns_of(tmp_path, monkeypatch)
 def test_who_is_not_logged_in_to_a_place_is_told_before_anything_starts(monkeypatch):
     check = Mock(side_effect=UserError("nobody is logged in"))
     monkeypatch.setattr("tasks.tracking.also.places._found", lambda name: check)
-    monkeypatch.setattr(local, "orchestrated", Mock(side_effect=AssertionError("Prefect starts")))
+    monkeypatch.setattr(local, "prefect_ready", Mock(side_effect=AssertionError("Prefect starts")))
     config = RunConfig.model_validate({"tracking": {"also": ["wandb"]}})
     with pytest.raises(UserError, match="nobody is logged in"):
         local.run_training(config)
