@@ -72,7 +72,8 @@ class Stopping:
         In a flow Prefect handles it, and sends it again once it has noted that. What ends already
         is not disturbed by another one, as of a batch system that sends it twice.
         """
-        if self._is_terminated:
+        is_interrupted = self._timer is not None and self._code == INTERRUPTED
+        if self._is_terminated or is_interrupted:
             return
         self._is_terminated = True
         self.begin(TERMINATED)

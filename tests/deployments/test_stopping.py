@@ -66,6 +66,12 @@ def test_a_sigterm_that_somebody_else_handles_ends_it_too(who, code, said):
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_a_sigterm_does_not_disturb_what_ctrl_c_ends_already(stopping):
+    stopping.begin()
+    stopping.on_terminate(signal.SIGTERM, None)
+    assert len(stopping.started) == 1
+
+
 def test_a_second_interrupt_ends_it_at_once(stopping, monkeypatch):
     ended = []
     monkeypatch.setattr(stopping, "end_now", lambda: ended.append(True))
