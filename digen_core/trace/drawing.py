@@ -23,7 +23,7 @@ from digen_core.trace.windows import iteration_windows
 logger = logging.getLogger(__name__)
 
 EVERY: Final = 10
-"""Of a run's iterations each tenth is drawn, and the last one."""
+"""Of a run's iterations the first, each tenth after it and the last one are drawn."""
 COLOURS: Final = 64
 """Of the picture, which is embedded in pages: it takes a third of the bytes of all colours."""
 TIMEOUT_SECONDS: Final = 60.0
