@@ -252,7 +252,8 @@ class Tracker:
             status: MLflow's word for how it ended.
             message: shown as the run's description.
         """
-        wait(self._pictures, timeout=PICTURE_SECONDS)
+        # a run that somebody stopped has few seconds in all
+        wait(self._pictures, timeout=0.0 if status == "KILLED" else PICTURE_SECONDS)
         if self._in_training:
             if (self._spool.run_dir / VERSIONS_OF_RUN).exists():
                 name = f"{VERSIONS_OF_RUN} {time.time_ns()}"

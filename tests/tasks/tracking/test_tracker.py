@@ -82,6 +82,18 @@ def test_the_end_of_a_run_waits_until_a_picture_is_logged(tmp_path, monkeypatch)
     assert not spool.num_unsent
 
 
+def test_the_end_of_a_run_that_somebody_stopped_waits_for_no_picture(tmp_path, monkeypatch):
+    """It has few seconds in all, and MLflow has to hear of it."""
+    monkeypatch.setattr(module, "PICTURE_SECONDS", 600.0)
+    tracker = Tracker(RunConfig(), MagicMock(), spool := Spool.create(tmp_path, RUN))
+    tracker.log_iteration(IterationRecord(0, 1, 1.0, {"x": 1.0}, timeline=Future()))
+    ending = Thread(target=tracker.finish, args=("KILLED",), daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive()
+    assert spool.read()[-1]["status"] == "KILLED"
+
+
 def test_a_timeline_that_is_logged_is_not_kept(tmp_path):
     tracker, kept = Tracker(RunConfig(), MagicMock(), Spool.create(tmp_path, RUN)), []
     for index in range(3):
