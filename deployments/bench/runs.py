@@ -32,9 +32,8 @@ def measured_apart(config: RunConfig, name: str, runs_dir: str) -> RunConfig:
         runs_dir: for its folder, in place of that of the trainings.
     """
     experiment = f"{config.tracking.experiment}-bench"  # on a server
-    tracking = {"runs_dir": runs_dir, "experiment": experiment}
-    update = {**NO_LIMITS, "tracking": config.tracking.model_copy(update=tracking)}
-    return config.model_copy(update={**update, "name": name})
+    tracking = config.tracking.model_copy(update={"runs_dir": runs_dir, "experiment": experiment})
+    return config.model_copy(update={"name": name, **NO_LIMITS, "tracking": tracking})
 
 
 def train_serially(

@@ -142,13 +142,14 @@ def test_an_api_that_hangs_does_not_hold_up_the_run(monkeypatch):
 
 
 def test_the_end_of_a_run_that_somebody_stopped_waits_less_for_it(monkeypatch):
-    answers = Event()
+    answers, answered = Event(), []
     for name in ("create_progress_artifact", "create_markdown_artifact"):
-        monkeypatch.setattr(artifacts, name, lambda *_a, **_k: answers.wait(60))
+        monkeypatch.setattr(artifacts, name, lambda *_a, **_k: answered.append(answers.wait(60)))
     monkeypatch.setattr(artifacts, "LAST_WORD_SECONDS", 600.0)
     monkeypatch.setattr(artifacts, "STOPPED_SECONDS", 0.1)
     with pytest.raises(KeyboardInterrupt), _on_pages(CONFIG, "shapes-1", {}):
         raise KeyboardInterrupt
+    assert answered == []
     answers.set()
 
 

@@ -36,10 +36,8 @@ def entry_of_model(folder, name):
 
 @pytest.mark.parametrize("name", ["flux-1.5", "bob's 100%", "plain"])
 def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
-    delivery, entry = (
-        Delivery(run[1], Spool.create(tmp_path, run[0])),
-        entry_of_model(tmp_path, name),
-    )
+    delivery = Delivery(run[1], Spool.create(tmp_path, run[0]))
+    entry = entry_of_model(tmp_path, name)
     delivery.deliver([entry])
     delivery.deliver([entry])
     (version,) = run[1].search_model_versions(f"run_id = '{run[0].mlflow_run_id}'")
@@ -50,10 +48,8 @@ def test_a_model_of_any_name_is_registered_once(name, run, tmp_path):
 
 @pytest.mark.parametrize("arrives", [False, True])
 def test_a_run_has_its_model_once_also_if_the_connection_broke(arrives, run, tmp_path, monkeypatch):
-    delivery, entry = (
-        Delivery(run[1], Spool.create(tmp_path, run[0])),
-        entry_of_model(tmp_path, "plain"),
-    )
+    delivery = Delivery(run[1], Spool.create(tmp_path, run[0]))
+    entry = entry_of_model(tmp_path, "plain")
     tell = MlflowClient.log_outputs
 
     def breaking(*args):
@@ -76,10 +72,8 @@ def test_a_model_whose_folder_holds_a_later_one_is_left_out(run, tmp_path, caplo
 
     The weights of the later one would be registered as the earlier version.
     """
-    delivery, entry = (
-        Delivery(run[1], Spool.create(tmp_path, run[0])),
-        entry_of_model(tmp_path, "plain"),
-    )
+    delivery = Delivery(run[1], Spool.create(tmp_path, run[0]))
+    entry = entry_of_model(tmp_path, "plain")
     later = {**entry, "key": "model 9", "tags": {"digen.policy_version": "9"}, "step": 9}
     spool = Spool.create(tmp_path, run[0])
     for own in (entry, later):
